@@ -8,7 +8,7 @@ from omni_grpc.cli import alone, signals
 def main() -> int:
     """Runs one command. What it needs is imported once it is known."""
     command, rest = sys.argv[1:2], sys.argv[2:]
-    if command and command[0] in alone.COMMANDS:
+    if alone.is_alone(sys.argv[1:]):
         return signals.run(lambda: alone.run(command[0], rest))
     # here, because a server started this way spawns its worker: spawn imports this module again, and the worker has no
     # use for what the command line needs

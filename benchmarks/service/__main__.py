@@ -24,6 +24,7 @@ from . import (
     kills,
     lanes,
     lives,
+    lora_sequences,
     models,
     overhead,
     page,
@@ -80,10 +81,22 @@ BENCHMARKS: Mapping[str, Callable[[Path], Result]] = {
     "soak": soak.run,
     "endure": endure.run,
     "fuzz": fuzz.run,
+    "lora_sequences": lora_sequences.run,
 }
 
 WITHOUT_CHECKPOINT = frozenset(
-    {"store", "restarts", "accept", "takeover", "ray", "page", "telemetry_cost", "trace_cost", "saturation"}
+    {
+        "store",
+        "restarts",
+        "accept",
+        "takeover",
+        "ray",
+        "page",
+        "telemetry_cost",
+        "trace_cost",
+        "saturation",
+        "lora_sequences",
+    }
 )
 
 
@@ -97,8 +110,10 @@ def main() -> int:
         help="what to serve (default: a tiny one with random weights, built where it is missing)",
     )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results files")
-    parser.add_argument("--count", type=int, default=fuzz.Numbers.count, help="fuzz: how many requests")
-    parser.add_argument("--seed", type=int, default=fuzz.Numbers.seed, help="fuzz: what the mutations are made from")
+    parser.add_argument("--count", type=int, help="fuzz: how many requests; lora_sequences: how many sequences")
+    parser.add_argument(
+        "--seed", type=int, default=fuzz.Numbers.seed, help="fuzz, lora_sequences: what is random in them"
+    )
     parser.add_argument("--what", choices=fuzz.PARTS, help="fuzz: one part alone, `count` times (default: all)")
     parser.add_argument("--jobs", type=int, default=store.Numbers.jobs, help="store: how many jobs are kept")
     parser.add_argument(
@@ -122,7 +137,12 @@ def main() -> int:
     names = options.names or [name for name in BENCHMARKS if name != "ray" or find_spec("ray") is not None]
     # building it takes a while
     checkpoint = options.checkpoint or (Path() if WITHOUT_CHECKPOINT.issuperset(names) else kept_checkpoint())
-    numbers = fuzz.Numbers(count=options.count, seed=options.seed, what=(options.what,) if options.what else fuzz.PARTS)
+    numbers = fuzz.Numbers(
+        count=options.count or fuzz.Numbers.count,
+        seed=options.seed,
+        what=(options.what,) if options.what else fuzz.PARTS,
+    )
+    sequences = lora_sequences.Numbers(count=options.count or lora_sequences.Numbers.count, seed=options.seed)
     kept_jobs = store.Numbers(jobs=options.jobs, state_url=options.state_url)
     killed = restarts.Numbers(
         kills=options.kills or restarts.Numbers.kills,
@@ -148,6 +168,7 @@ def main() -> int:
             checkpoint, rank_loss.Numbers(rounds=options.kills or rank_loss.Numbers.rounds)
         ),
         "accept": lambda checkpoint: accept.measure(accepted),
+        "lora_sequences": lambda checkpoint: lora_sequences.run(checkpoint, sequences),
     }
     kept = [_run(name, runs[name], checkpoint, options.out) for name in names]
     return 0 if all(kept) else 1

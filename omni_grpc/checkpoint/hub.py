@@ -19,7 +19,7 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download, is_offline_mode
@@ -35,7 +35,7 @@ from huggingface_hub.errors import (
     SafetensorsParsingError,
 )
 
-from omni_grpc.checkpoint import layout, sizes
+from omni_grpc.checkpoint import adapter_file, layout, sizes
 from omni_grpc.checkpoint.download_progress import (
     Count,
     DownloadBar,
@@ -253,6 +253,27 @@ def fetch_file(repo: str, file: str) -> Path:
                 f"{repo}:{file}: {why}. `hf download {repo} {file}` downloads it; files: {constants.ENDPOINT}/{repo}",
                 reason="HUB_OFFLINE" if offline else "MODEL_NOT_FOUND",
             ) from error
+
+
+def fetch_adapter(repo: str, revision: str, filename: str) -> tuple[Path, str]:
+    """The file of a LoRA adapter of the hub, with PEFT's config beside it where there is one, and the commit that it is
+    of. `revision`: "" for the default branch; `filename`: "" for the only one. Only safetensors files are downloaded.
+    Raises CheckpointError as `fetch` does, InvalidArgument for a file that is not there.
+    """
+    revision = revision or constants.DEFAULT_REVISION
+    cache = _Cache(repo)
+    with _explained(repo, revision):
+        if (commit := cache.commit(revision)) is not None and (is_offline_mode() or _COMMIT.fullmatch(revision)):
+            # one that was loaded before needs no hub
+            folder = cache.snapshot(commit)
+            if filename and (folder / filename).is_file():
+                return folder / filename, commit
+        commit, files = _look_up(repo, revision)
+        chosen = adapter_file.chosen(files, filename, f"{repo} at {commit[:12]}")
+        config = str(PurePosixPath(chosen).parent / adapter_file.CONFIG)
+        _check_space(cache, files[chosen])
+        _transfer(repo, commit, dict.fromkeys([chosen, *({config} & set(files))], uncounted))
+        return cache.snapshot(commit) / chosen, commit
 
 
 def discard_unfinished() -> None:

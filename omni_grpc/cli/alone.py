@@ -15,6 +15,16 @@ COMMANDS: Mapping[str, str] = {
 """The module with the `main` of each: by name, since `convert` imports torch, which the other commands do not."""
 
 
+LORA_OF_SERVER = ("load", "list", "unload")
+"""The commands of `lora` that talk to a server."""
+
+
+def is_alone(arguments: Sequence[str]) -> bool:
+    """Whether a command line is one of these."""
+    command, inner = [*arguments[:2], "", ""][:2]
+    return command in COMMANDS and not (command == "lora" and inner in LORA_OF_SERVER)
+
+
 def run(command: str, arguments: Sequence[str]) -> int:
     """Runs one of them and returns its exit code."""
     code: int = importlib.import_module(COMMANDS[command]).main(arguments)

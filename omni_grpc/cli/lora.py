@@ -19,6 +19,13 @@ from omni_grpc.types.os_errors import reason
 INSPECT = "omni_grpc.loading.adapters.inspect:inspect"
 """By name, since it imports torch, which other commands do not."""
 
+OF_SERVER = {
+    "load": "load an adapter into a running server",
+    "list": "list the adapters of a running server",
+    "unload": "unload an adapter of a running server",
+}
+"""The commands of `cli.lora_server`."""
+
 
 def lines(report: Mapping[str, Any]) -> Iterator[str]:
     """A report as text."""
@@ -46,7 +53,9 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
     yield f"{model['path']}: {model['pipeline']}"
     for component, applied in model["applied"].items():
         whole = applied["bytes_of_whole_weights"]
+        copies = applied["bytes_of_copies"]
         cost = f", {whole} bytes of whole weights (bfloat16)" if whole else ""
+        cost += f", {copies} bytes or more of merged weights (bfloat16)" if copies else ""
         yield f"  {component}: {applied['keys']} keys apply ({_counts(applied['kinds'])}){cost}"
         yield from (f"    {layer} -> {', '.join(modules)}" for layer, modules in applied["layers"].items())
     if model["skipped"]:
@@ -66,6 +75,9 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _parser() -> Parser:
     parser = Parser(prog="omni-grpc lora", description="Looks at the files of LoRA adapters.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, what in OF_SERVER.items():
+        # they need grpc, and are run by `main` itself
+        commands.add_parser(name, help=what, add_help=False)
     look = commands.add_parser("inspect", help="show what is in a file, and what a model would take of it")
     look.add_argument("file", type=Path, metavar="FILE", help="safetensors file, or a folder with one")
     look.add_argument("--model", type=Path, metavar="DIR", help="checkpoint folder of a model that is to use it")

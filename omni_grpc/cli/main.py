@@ -15,7 +15,21 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from omni_grpc.cli import alone, connect, drain, export, health, info, jobs, like, listing, profile, serve, signals
+from omni_grpc.cli import (
+    alone,
+    connect,
+    drain,
+    export,
+    health,
+    info,
+    jobs,
+    like,
+    listing,
+    lora_server,
+    profile,
+    serve,
+    signals,
+)
 from omni_grpc.cli import generate as making
 from omni_grpc.cli.batch import command as batch
 from omni_grpc.cli.bench import command as bench
@@ -49,9 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     command = arguments[0] if arguments else ""
-    if command in alone.COMMANDS:
+    if alone.is_alone(arguments):
         return alone.run(command, arguments[1:])
     try:
+        if command == "lora":
+            return lora_server.main(arguments[1:])
         if command == "bench":
             return bench.main(arguments[1:])
         if command == "jobs" and arguments[1:2] and not arguments[1].startswith("-"):
@@ -254,7 +270,9 @@ def _parser() -> SettingsParser:
     commands.add_parser("bench", help="send load to a server, or measure a model's prompt accuracy", add_help=False)
     commands.add_parser("pull", help="download a checkpoint from the Hugging Face hub", add_help=False)
     commands.add_parser("convert", help="make safetensors of the pickled weights of a checkpoint", add_help=False)
-    commands.add_parser("lora", help="show what is in the file of a LoRA adapter", add_help=False)
+    commands.add_parser(
+        "lora", help="load LoRA adapters into a server, list and unload them, or look at a file", add_help=False
+    )
     commands.add_parser("serve", help="start a server (same as python -m omni_grpc.serve)", add_help=False)
     return parser
 

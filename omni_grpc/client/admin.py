@@ -15,13 +15,20 @@ from omni_grpc.v1.admin_pb2 import (
     DrainRequest,
     DrainResponse,
     GetServerStatsRequest,
+    LoadLoraRequest,
     ServerStats,
     StartProfileRequest,
     StartProfileResponse,
     StopProfileRequest,
     StopProfileResponse,
+    UnloadLoraRequest,
+    UnloadLoraResponse,
     WatchServerStatsRequest,
 )
+from omni_grpc.v1.model_pb2 import ListLorasRequest, Lora
+
+LOAD_TIMEOUT = 1800.0
+"""Seconds that loading an adapter may take: it may be downloaded first."""
 
 
 class Admin:
@@ -66,6 +73,50 @@ class Admin:
         request = StopProfileRequest(profile_id=profile_id, wait=wait)
         found: StopProfileResponse = self._connection.unary(self._connection.admin.StopProfile, request, timeout)
         return found
+
+    def load_lora(
+        self,
+        lora_id: str,
+        model: str,
+        *,
+        path: str = "",
+        hub_id: str = "",
+        asset_id: str = "",
+        filename: str = "",
+        sha256: bytes = b"",
+        format: str = "",
+        pinned: bool = False,
+        timeout: float = LOAD_TIMEOUT,
+    ) -> Lora:
+        """Loads a LoRA adapter while the server runs, from one of `path` (of the server's machine), `hub_id` and
+        `asset_id`. For a file that is loaded under this name already, it returns at once.
+        """
+        source = {"path": path, "hub_id": hub_id, "asset_id": asset_id}
+        request = LoadLoraRequest(
+            lora_id=lora_id, model=model, filename=filename, sha256=sha256, format=format, pinned=pinned
+        )
+        for name, value in source.items():
+            if value:
+                setattr(request, name, value)
+        reply = self._connection.unary(self._connection.admin.LoadLora, request, timeout)
+        lora: Lora = reply.lora
+        return lora
+
+    def unload_lora(
+        self, lora_id: str, model: str, *, wait: float | None = None, force: bool = False
+    ) -> UnloadLoraResponse:
+        """Unloads a LoRA adapter. Jobs that use it get `wait` seconds to end; `force` fails those that have not."""
+        request = UnloadLoraRequest(lora_id=lora_id, model=model, force=force)
+        if wait is not None:
+            request.wait.FromNanoseconds(int(wait * 1e9))
+        timeout = UNARY_TIMEOUT + (wait or 0.0)
+        done: UnloadLoraResponse = self._connection.unary(self._connection.admin.UnloadLora, request, timeout)
+        return done
+
+    def list_loras(self, model: str = "") -> list[Lora]:
+        """The LoRA adapters of a model, or of all; for any scope."""
+        reply = self._connection.unary(self._connection.models.ListLoras, ListLorasRequest(model=model))
+        return list(reply.loras)
 
     def drain(self, *, model: str = "", replica: int | None = None, timeout: float | None = None) -> DrainResponse:
         """The server takes no new jobs and lets those that are there end, for `timeout` seconds at most; or

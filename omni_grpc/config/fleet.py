@@ -57,6 +57,11 @@ class FleetConfig:
     )
     load_from_hub: bool = setting(False, "let LoadModel load any model of the Hugging Face hub (ORG/NAME)")
 
+    lora_roots: tuple[str, ...] = setting(
+        (), "folders whose files LoadLora may load as LoRA adapters, with all that is below, separated by commas"
+    )
+    lora_hub: bool = setting(False, "let LoadLora load LoRA adapters of the Hugging Face hub (ORG/NAME)")
+
     @property
     def budget_bytes(self) -> int | None:
         return None if self.gpu_memory_budget is None else int(self.gpu_memory_budget * GIB)

@@ -1,5 +1,6 @@
 """The engine: jobs and their events, what runs next, and the worker that runs it. No torch, no grpc."""
 
+from omni_grpc.engine.adapter_book import AdapterBook, AdapterState, Wanted
 from omni_grpc.engine.engine import Engine
 from omni_grpc.engine.executor import Executor, HubExecutor, LocalExecutor, ProcessExecutor
 from omni_grpc.engine.fairness import Share, ShareOf
@@ -9,6 +10,8 @@ from omni_grpc.store.job import Job
 from omni_grpc.store.records import Entry, JobState
 
 __all__ = [
+    "AdapterBook",
+    "AdapterState",
     "Engine",
     "EngineState",
     "EngineStats",
@@ -24,4 +27,5 @@ __all__ = [
     "ShareOf",
     "Submission",
     "TenantStats",
+    "Wanted",
 ]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.engine.adapters import TIMER
 from omni_grpc.engine.admission import not_started, restart_pause, stopped_first
 from omni_grpc.engine.decision import Decision, lanes
 from omni_grpc.engine.executor import Executor
@@ -27,6 +28,9 @@ from omni_grpc.types.errors import Failure, OmniError, Unavailable
 from omni_grpc.types.events import ArtifactReady, Completed, Failed
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.plan import (
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterUnloaded,
     Broken,
     Decoded,
     DecodedPart,
@@ -74,6 +78,7 @@ class Engine(Resting):
         super().__init__(config, checkpoint, (executor, *more), storage, inputs)
         self.on_state: list[Callable[[EngineState], None]] = []
         self._owns_storage, self._owns_inputs = storage is None, inputs is None
+        self.adapters.begin = self._begin
         self._started: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] | None = None
 
@@ -108,6 +113,7 @@ class Engine(Resting):
         for replica in self._replicas:
             replica.give_up(stopped_first())
             self.profiling.lost(replica, stopped_first())
+            self.adapters.lost(replica)
         await self._outputs.close()
         if self._owns_inputs:
             await asyncio.to_thread(self.inputs.close)
@@ -185,14 +191,25 @@ class Engine(Resting):
                 replica.on_moved(report)
             case Recorded():
                 self.profiling.on_recorded(replica, report)
+            case AdapterLoaded() | AdapterFailed() | AdapterUnloaded():
+                self.adapters.on_report(replica, report)
 
     def _on_ready(self, replica: Replica, report: Ready) -> None:
         if report.checkpoint is not None:
             self.checkpoint = report.checkpoint
+        if not self.adapters.awaits(replica, report, self._timers):
+            self._begin(replica, report)
+
+    def _begin(self, replica: Replica, report: Ready) -> None:
+        """A worker has its model and all adapters, and takes jobs from now on."""
+        self._timers.clear(replica.owner, TIMER)
         replica.on_ready(report, exclusive=self.checkpoint.spec.exclusive)
+        # of another life of the server, or unloaded while there was no worker
+        self.fail_without()
         self._follow_replicas()
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
+        self._tick()
 
     def _on_prepared(self, replica: Replica, report: Prepared) -> None:
         self._free(replica, Lane.PREPARE)
@@ -241,7 +258,8 @@ class Engine(Resting):
             shared.discard_all(blocks)
             return
         artifacts = [run.artifact(media) for media in report.media]
-        completed = run.done(report, self.checkpoint.scheduler, self.facts.found)
+        found = self.facts.found if self.ready is None else self.adapters.book.told(self.ready.found)
+        completed = run.done(report, self.checkpoint.scheduler, found)
         # the worker is done with it; nothing is stored before all that can fail is done
         replica.scheduler.finish(run.job.id)
         storing = self._store(run, artifacts, blocks, completed)
@@ -282,6 +300,7 @@ class Engine(Resting):
         replica.failure = failure
         self._timers.clear_all(replica.owner)
         self.profiling.lost(replica, failure)
+        self.adapters.lost(replica)
         pause = restart_pause(self.config.worker.restart_backoff, replica.failures)
         lost, back = replica.scheduler.reset()
         for job_id in lost:
@@ -293,6 +312,7 @@ class Engine(Resting):
                 self._timers.clear(job_id, "run_timeout")
                 run.job.append(run.retrying(failure, pause))
                 self._queued(run)
+                self._check_adapters(run)
         if replica.resting:
             replica.on_lost(failure)
             return

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.engine.adapters import in_use, unloaded
 from omni_grpc.engine.admission import stopped_first
 from omni_grpc.engine.executor import Executor
 from omni_grpc.engine.fairness import ShareOf
@@ -145,6 +146,8 @@ class Holding(Standing, abc.ABC):
         if lost is not None:
             job.append(run.retrying(lost, 0.0))
         self._queued(run)
+        # one of another life of the server, or of another server
+        self._check_adapters(run)
         self._tick()
 
     def let_go(self, job: Job) -> None:
@@ -173,6 +176,44 @@ class Holding(Standing, abc.ABC):
     def look(self) -> None:
         """To be called when something outside has changed that jobs may wait for."""
         self._tick()
+
+    def using(self, uid: str) -> list[JobRun]:
+        """The jobs that wait or run with an adapter."""
+        return [run for run in self._runs.values() if any(lora.key == uid for lora in run.job.request.loras)]
+
+    async def unused(self, lora_id: str, uid: str, *, wait: float | None, force: bool) -> int:
+        """Keeps new requests from an adapter, and returns when no job uses it; the number of those that `force` failed.
+        Raises FailedPrecondition (LORA_IN_USE) where jobs use it after `wait` seconds (None: that is not waited for),
+        and it can be named again then.
+        """
+        if wait is None and not force and (users := self.using(uid)):
+            raise in_use(lora_id, len(users))
+        self.adapters.leave(uid, True)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait or 0.0):
+                    while self.using(uid):
+                        await self.adapters.change()
+            users = self.using(uid)
+            if users and not force:
+                raise in_use(lora_id, len(users))
+        except BaseException:
+            self.adapters.leave(uid, False)
+            raise
+        for run in users:
+            self._fail(run, unloaded(lora_id))
+        self._tick()
+        return len(users)
+
+    def fail_without(self) -> None:
+        """Fails the jobs that wait for an adapter which no worker will have."""
+        for run in [run for run in self._runs.values() if self._books.is_waiting(run.job.id)]:
+            self._check_adapters(run)
+
+    def _check_adapters(self, run: JobRun) -> None:
+        missing = self.adapters.missing(run.job.request.loras, self.ready)
+        if missing:
+            self._fail(run, unloaded(missing, self.adapters.book.of_id(missing)))
 
     def running_of(self, tenant: str) -> int:
         """The number of a tenant's jobs that have left the queue and are not finished."""
@@ -279,6 +320,7 @@ class Holding(Standing, abc.ABC):
         self._timers.clear_all(run.job.id)
         if not self._runs:
             self._idle.set()
+        self.adapters.notify()
         self._used()
 
     def _used(self) -> None:

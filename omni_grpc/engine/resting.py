@@ -40,6 +40,7 @@ class Resting(Holding, abc.ABC):
         self._renewals: set[asyncio.Task[None]] = set()
         self.profiling = Profiling(self._replicas, config.parallel.sizes.world, self._timers, self._outputs.take)
         self.on_end.append(self.profiling.job_ended)
+        self.adapters.on_lost = lambda wanted: self.fail_without()
 
     @abc.abstractmethod
     def _on_report(self, replica: Replica, report: Report) -> None:
@@ -119,6 +120,8 @@ class Resting(Holding, abc.ABC):
             logger.error("a worker of %s cannot be woken: %s", self.checkpoint.name, error)
         if errors and len(errors) == len(self._replicas):
             raise errors[0]
+        # what was loaded while they slept
+        await self.adapters.caught_up(resting)
 
     def renew(self, number: int, timeout: float) -> int:
         """Has one replica end what it has, for `timeout` seconds at most, and start anew; the others, and the queue, go
@@ -162,6 +165,7 @@ class Resting(Holding, abc.ABC):
         self._follow_replicas()
         await replica.executor.close()
         self.profiling.lost(replica, _drained("meanwhile"))
+        self.adapters.lost(replica)
         if not self.ending and replica.state is ReplicaState.RESTARTING:
             self._begin_again(replica, "WORKER_DRAINED")
             logger.info("worker %d has ended what it had, and is started anew", replica.number)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.engine.adapters import Adapters
 from omni_grpc.engine.admission import check_loaded, check_open
 from omni_grpc.engine.books import Books
 from omni_grpc.engine.executor import Executor
@@ -53,6 +54,7 @@ class Standing:
         """When it was last given a job, or ended one."""
         self._books = Books(config.scheduler.max_queue, policy=config.scheduler.policy)
         self._replicas = [Replica(number, executor, self._books, config) for number, executor in enumerate(executors)]
+        self.adapters = Adapters(self._replicas, config.worker.phase_timeout)
 
     @property
     def replicas(self) -> Sequence[Replica]:
@@ -83,7 +85,9 @@ class Standing:
     @property
     def facts(self) -> ServingFacts:
         """The facts by which requests are checked and completed."""
-        return facts_of(self.config, self.checkpoint, self.ready)
+        book, found = self.adapters.book, None if self.ready is None else self.ready.found
+        usable = None if found is None else book.usable(found)
+        return facts_of(self.config, self.checkpoint, usable, faults=book.faults)
 
     @property
     def ready_warnings(self) -> tuple[RequestWarning, ...]:

@@ -13,6 +13,9 @@ from omni_grpc.types.spec import Checkpoint, ModelSpec
 DEVICE_CACHE, HOST_CACHE = 2 << 30, 8 << 30
 """Bytes of device and host memory for adapters, unless settings say otherwise, or those of `lora` take more."""
 
+MERGED_CACHE = 1 << 30
+"""Bytes of the device for merged weights, unless a setting says otherwise."""
+
 
 def sources(config: LoraConfig) -> dict[str, dict[str, str]]:
     """The paths of adapters by id and by the component that the operator says; "" where he says none."""
@@ -40,6 +43,9 @@ def _bytes(path: Path) -> int:
 
 
 def _section(config: EngineConfig) -> LoraConfig | None:
+    if config.loras is None and (config.fleet.lora_roots or config.fleet.lora_hub):
+        # there are none yet, and LoadLora is to load some
+        return LoraConfig()
     return config.loras
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.engine import Engine, EngineState, Job, ShareOf, TenantStats
+from omni_grpc.engine import AdapterBook, Engine, EngineState, Job, ShareOf, TenantStats
 from omni_grpc.engine.inputs import InputStore
 from omni_grpc.fleet.memory import Memory
 from omni_grpc.fleet.opening import Opening
@@ -57,6 +57,7 @@ class Fleet:
         self._models = {model.name: model for model in models}
         self._make = make
         self._opening = opening
+        self._books: dict[str, AdapterBook] = {}
         self._share_of: ShareOf | None = None
         self._looking = False
         self._ended = False
@@ -122,6 +123,14 @@ class Fleet:
             )
         message = f"model {name!r} is not served here; this server has {known}"
         raise NotFound(message, reason="MODEL_NOT_FOUND", metadata={"name": name})
+
+    def adapters_of(self, name: str) -> AdapterBook:
+        """The adapters that a model is to have, beside those of its settings: also while it is not loaded."""
+        return self._books.setdefault(name, AdapterBook())
+
+    def needs_asset(self, asset_id: str) -> bool:
+        """Whether an upload is the file of an adapter."""
+        return any(wanted.asset == asset_id for book in self._books.values() for wanted in book)
 
     def engine_of(self, job: Job) -> Engine | None:
         """The engine of the model that a job is for; None where it has none."""
@@ -313,6 +322,8 @@ class Fleet:
 
     def _adopt(self, engine: Engine) -> None:
         """An engine of this fleet tells what happens."""
+        # that of the engine before, where there was one
+        engine.adapters.book = self._books.setdefault(engine.checkpoint.name, engine.adapters.book)
         engine.on_state.append(self._follow)
         engine.on_end.append(self._tell_end)
         for observer in self._on_engine:

@@ -72,7 +72,7 @@ class Served:
     @property
     def facts(self) -> ServingFacts:
         """The facts by which requests are checked."""
-        return facts_of(self.config, self.checkpoint, self.ready)
+        return facts_of(self.config, self.checkpoint, None) if self.engine is None else self.engine.facts
 
     @property
     def running(self) -> Engine:

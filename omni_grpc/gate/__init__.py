@@ -1,6 +1,7 @@
 """The gate: what callers may do, whatever stack they come through. No grpc, no protobuf, no torch."""
 
-from omni_grpc.engine import EngineState, EngineStats, Job, JobState, ReplicaStats
+from omni_grpc.engine import AdapterState, EngineState, EngineStats, Job, JobState, ReplicaStats
+from omni_grpc.gate.adapters import LoraAsk, LoraView
 from omni_grpc.gate.ask import Ask, Delivery, JobOptions, Medium
 from omni_grpc.gate.files import Chunk, Found, UploadHeader
 from omni_grpc.gate.follow import Update
@@ -16,6 +17,7 @@ from omni_grpc.webhooks import AskedWebhook
 
 __all__ = [
     "Accepted",
+    "AdapterState",
     "Ask",
     "AskedWebhook",
     "Asset",
@@ -29,6 +31,8 @@ __all__ = [
     "JobOptions",
     "JobState",
     "LoadView",
+    "LoraAsk",
+    "LoraView",
     "Medium",
     "ModelLoad",
     "ModelView",

@@ -20,7 +20,7 @@ from omni_grpc.gate.stored import Stored, available, read
 from omni_grpc.store.assets import PROFILE
 from omni_grpc.store.records import Asset, Position
 from omni_grpc.types.caller import Caller, Scope
-from omni_grpc.types.errors import DeadlineExceeded, NotFound, OutOfRange
+from omni_grpc.types.errors import DeadlineExceeded, FailedPrecondition, NotFound, OutOfRange
 from omni_grpc.types.results import Artifact
 
 T = TypeVar("T")
@@ -179,6 +179,10 @@ class FileGate:
         """Deletes an upload or an output."""
         with self._audit.action(caller, "DeleteArtifact", artifact_id=name) as line, available():
             caller.require(*([Scope.ADMIN] if name.startswith(PROFILE) else [Scope.GENERATE, Scope.ADMIN]))
+            if self._fleet.needs_asset(name):
+                await self._fleet.assets.use(name, caller.sees)
+                message = f"{name} is the file of a LoRA adapter that is loaded; unload the adapter first"
+                raise FailedPrecondition(message, reason="ASSET_IN_USE", metadata={"name": name})
             try:
                 asset = await self._fleet.assets.delete(name, caller.sees)
             except NotFound:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from omni_grpc.engine import EngineState, Job
 from omni_grpc.fleet import Fleet
+from omni_grpc.gate.adapters import LoraGate
 from omni_grpc.gate.addresses import Addresses
 from omni_grpc.gate.audit import Audit
 from omni_grpc.gate.changes import Changes
@@ -63,6 +64,9 @@ class Gate:
         self.addresses = Addresses(fleet.config.http, fleet.config.store.signed_url_seconds)
         self.files = FileGate(fleet, stored, quotas, self.audit, self.addresses)
         self.models = ModelGate(fleet, stored, quotas, self.audit)
+        self.loras = LoraGate(fleet, stored, self.models, self.audit)
+        self._sharing.on_adapters = self.loras.kept.look
+        self.loras.kept.on_change = self._sharing.tell_adapters
         self.profiles = ProfileGate(fleet, stored, self.models, self.audit)
         self.operation = OperationGate(fleet, changes, stored, self.models, self.audit)
 
@@ -111,6 +115,8 @@ class Gate:
         self.on_state.append(self._on_state)
         await self._quotas.refresh()
         with available():
+            # before any job that was waiting for them, and before any worker
+            await self.loras.kept.look()
             await self._sharing.start()
             await self.webhooks.start()
         # those that waited before go first
@@ -132,6 +138,7 @@ class Gate:
         self._recovery.close()
         self._media.close()
         await self.profiles.close()
+        await self.loras.close()
         await self.webhooks.stop()
         # others may take what this server still has from then on: not what has ended here
         await self.fleet.storage.finish()

@@ -14,7 +14,6 @@ from omni_grpc.gate.stored import Stored
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.types.caller import Caller, Scope
 from omni_grpc.types.errors import Failure
-from omni_grpc.types.lora import Adapter
 from omni_grpc.types.plan import Ready
 from omni_grpc.types.request import Task
 from omni_grpc.types.spec import Checkpoint
@@ -54,28 +53,6 @@ class ModelGate:
         with self._audit.refusals(caller, "GetModel", model=name):
             caller.require(*Scope)
             return view(self.named(caller, name))
-
-    def loras(self, caller: Caller, model: str = "") -> list[tuple[Adapter, str, int]]:
-        """The LoRA adapters that are loaded by id, each with its model, and in how many of the caller's jobs that have
-        not ended it is in use.
-        """
-        with self._audit.refusals(caller, "ListLoras", model=model):
-            caller.require(*Scope)
-            only = model or len(self._fleet.models) == 1
-            of = [self.named(caller, model)] if only else self.seen(caller)
-        running = [job.request for job in self._stored.jobs(caller) if not job.state.terminal]
-        return [
-            (
-                adapter,
-                one.name,
-                sum(
-                    request.model == one.name and any(lora.lora_id == adapter.id for lora in request.loras)
-                    for request in running
-                ),
-            )
-            for one in of
-            for adapter in sorted(one.facts.found.loras, key=lambda adapter: adapter.id)
-        ]
 
     def named(self, caller: Caller, name: str) -> Served:
         """The model of a name. Raises NotFound for one that is not served, PermissionDenied for one that is not for the

@@ -39,6 +39,8 @@ class Sharing:
         self._notices: dict[tuple[str, str], Notice] = {}
         self._told = asyncio.Event()
         self._others = False
+        self.on_adapters: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Called when other servers may have loaded or unloaded adapters."""
         self._stopped = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -113,6 +115,10 @@ class Sharing:
         if self._fleet.jobs.followed(job.id) is job:
             self._tell("watched", Notice(job_id=job.id, watched=True))
 
+    def tell_adapters(self) -> None:
+        """The adapters that the store has are others now."""
+        self._tell("adapters", Notice(job_id="", adapters=True))
+
     # --- what this server does ----------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
@@ -125,6 +131,8 @@ class Sharing:
             models = [engine.checkpoint.name for engine in self._fleet.engines] if self._store.shared else ()
             self._recovery.take(await self._store.servers.take_over(self._me, now, models=models))
         self._others = self._store.shared and len(await self._store.servers.alive(now)) > 1
+        if self._others and self._tasks and self.on_adapters is not None:
+            await self.on_adapters()
 
     async def _find_lost(self) -> None:
         """This server was thought dead, and others have taken its jobs."""
@@ -193,7 +201,9 @@ class Sharing:
     def _hear(self, notice: Notice) -> None:
         if self._stopped:
             return
-        if notice.job_id in self._fleet.jobs:
+        if notice.adapters and self.on_adapters is not None:
+            self._soon(self.on_adapters())
+        elif notice.job_id in self._fleet.jobs:
             self._hear_of_mine(self._fleet.jobs.get(notice.job_id), notice)
         elif (job := self._fleet.jobs.followed(notice.job_id)) is not None:
             self._hear_of_another(job, notice)

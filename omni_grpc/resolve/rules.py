@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from omni_grpc.config import LimitsConfig
 from omni_grpc.resolve.frames import counts_frames, duration_fault, nearest_frames
 from omni_grpc.types.findings import WorkerFindings
-from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS, Lora, newest
+from omni_grpc.types.load_progress import size_text
+from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS, Lora, copies, newest
 from omni_grpc.types.media import AudioFormat, ImageFormat, Modality, OutputFormat, VideoFormat
 from omni_grpc.types.parameters import has_place
 from omni_grpc.types.request import MAX_SEED, Draft, Task
@@ -47,13 +48,15 @@ REQUIRED: Mapping[str, tuple[Task, ...]] = {
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServingFacts:
     """What rules may look at besides the request: the model, the server's limits, the step cache of a request that does
-    not choose one (None: no cache), and what the worker found out.
+    not choose one (None: no cache), and what the worker found out. `lora_faults`: adapters that are known and cannot be
+    used now, by id, each with the reason.
     """
 
     checkpoint: Checkpoint
     limits: LimitsConfig
     cache: TeaCache | None = None
     found: WorkerFindings = dataclasses.field(default_factory=WorkerFindings)
+    lora_faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def max_pixels(self) -> int:
@@ -267,6 +270,13 @@ def _loras(draft: Draft, facts: ServingFacts) -> str:
         return f"has {len(draft.loras)} entries; the maximum is {MAX_LORAS}"
     if len({(lora.lora_id, lora.target) for lora in draft.loras}) < len(draft.loras):
         return "names an adapter twice; name it once, with the sum of both scales"
+    needed, limit = sum(copies(draft.loras, facts.found.loras).values()), facts.found.lora_merged_cache
+    if needed > limit:
+        return (
+            f"needs {size_text(needed)} of weights with adapters merged into them, and this server has "
+            f"{size_text(limit)} for them; start it with --lora-merged-cache {needed}, use fewer such adapters at "
+            "once, or fold one into the checkpoint with omni-grpc lora merge"
+        )
     return ""
 
 
@@ -279,9 +289,8 @@ def _lora_id(lora: Lora, facts: ServingFacts) -> str:
     if any(adapter.id == lora.lora_id for adapter in facts.found.loras):
         return ""
     known = ", ".join(dict.fromkeys(adapter.id for adapter in facts.found.loras))
-    return f"{lora.lora_id!r} is not loaded; " + (
-        f"loaded: {known}" if known else "start the server with --lora NAME=PATH"
-    )
+    loaded = f"loaded: {known}" if known else "load it with LoadLora, or start the server with --lora NAME=PATH"
+    return f"{lora.lora_id!r} {facts.lora_faults.get(lora.lora_id, 'is not loaded')}; {loaded}"
 
 
 def _lora_scale(lora: Lora, facts: ServingFacts) -> str:
@@ -292,7 +301,8 @@ def _lora_scale(lora: Lora, facts: ServingFacts) -> str:
 
 def _lora_target(lora: Lora, facts: ServingFacts) -> str:
     adapter = newest(facts.found.loras, lora.lora_id)
-    targets = (lora.target,) if adapter is None else adapter.targets
+    # of one that no worker has loaded yet they are not known
+    targets = (lora.target,) if adapter is None or not adapter.applied else adapter.targets
     if lora.target in ("", *targets):
         return ""
     return f"{lora.target!r} is not a component that {lora.lora_id!r} changes; it changes {', '.join(targets)}"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from omni_grpc.config import AdapterConfig, EngineConfig, ModelConfig
 from omni_grpc.feature_rules.base import Faults, is_native
@@ -14,7 +15,6 @@ from omni_grpc.resolve.ranks import check_ranks
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.findings import WorkerFindings
-from omni_grpc.types.plan import Ready
 from omni_grpc.types.spec import Checkpoint
 
 DIFFUSERS_ONLY = ("diffusers_load_kwargs", "diffusers_call_kwargs")
@@ -24,13 +24,22 @@ SHARED = ("vae_use_slicing", "vae_use_tiling", "enable_cpu_offload")
 """Settings that native models take too: of the autoencoder, and offload by component."""
 
 
-def facts_of(config: EngineConfig, checkpoint: Checkpoint, ready: Ready | None) -> ServingFacts:
-    """The facts for the rules of requests, from a server's configuration and what its worker found out."""
+def facts_of(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    found: WorkerFindings | None,
+    *,
+    faults: Mapping[str, str] | None = None,
+) -> ServingFacts:
+    """The facts for the rules of requests, from a server's configuration and what its worker found out, with the
+    adapters as they are now; `faults`: those that cannot be named.
+    """
     return ServingFacts(
         checkpoint,
         config.limits,
         cache=default_cache(config, checkpoint.spec),
-        found=ready.found if ready else WorkerFindings(),
+        found=WorkerFindings() if found is None else found,
+        lora_faults={} if faults is None else faults,
     )
 
 

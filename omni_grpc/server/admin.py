@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 from omni_grpc import wire
 from omni_grpc.gate import EngineStats, Gate, LoadView, ModelLoad, ProfileAsk, ReplicaStats
+from omni_grpc.server.adapters import lora_ask, lora_message
 from omni_grpc.server.calls import PACKAGE, Calls
 from omni_grpc.server.catalog import STATES, model_message
 from omni_grpc.server.fields import Reader, given, members
@@ -42,6 +43,17 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def UnloadModel(self, request: admin_pb2.UnloadModelRequest, caller: Caller) -> admin_pb2.UnloadModelResponse:
         freed = await self._gate.operation.unload_model(caller, _named(request.model), force=request.force)
         return admin_pb2.UnloadModelResponse(freed_bytes=freed)
+
+    async def LoadLora(self, request: admin_pb2.LoadLoraRequest, caller: Caller) -> admin_pb2.LoadLoraResponse:
+        view = await self._gate.loras.load(caller, lora_ask(request))
+        return admin_pb2.LoadLoraResponse(lora=lora_message(view))
+
+    async def UnloadLora(self, request: admin_pb2.UnloadLoraRequest, caller: Caller) -> admin_pb2.UnloadLoraResponse:
+        reader = Reader()
+        wait = reader.seconds("wait", request)
+        reader.check()
+        failed = await self._gate.loras.unload(caller, request.model, request.lora_id, wait=wait, force=request.force)
+        return admin_pb2.UnloadLoraResponse(failed_jobs=failed)
 
     async def Sleep(self, request: admin_pb2.SleepRequest, caller: Caller) -> admin_pb2.SleepResponse:
         reader = Reader()

@@ -19,6 +19,8 @@ ASSET, PROFILE = "asset-", "profile-"
 """What the ids of uploads and of files of profiles begin with."""
 SWEPT_AT_ONCE = 1000
 """Most uploads that one sweep drops."""
+HELD_SECONDS = 100 * 365 * 86400.0
+"""How far away the expiry of an upload is that something else needs."""
 
 
 class Assets:
@@ -112,9 +114,25 @@ class Assets:
         tenant.
         """
         asset = await self._find(asset_id, tenant)
-        asset = dataclasses.replace(asset, expire_time=self._clock() + self._retention)
-        await self._files.touch_asset(asset_id, asset.expire_time)
-        return asset
+        # one that is held stays so
+        later = max(asset.expire_time, self._clock() + self._retention)
+        return await self._touched(asset, later)
+
+    async def hold(self, asset_id: str, tenant: str | None = None) -> Asset:
+        """An asset, which does not expire until `let_go`. Raises NotFound like `use`."""
+        return await self._touched(await self._find(asset_id, tenant), self._clock() + HELD_SECONDS)
+
+    async def let_go(self, asset_id: str) -> None:
+        """An asset that was held expires as others do; nothing where it is not there any more."""
+        await self._files.touch_asset(asset_id, self._clock() + self._retention)
+
+    def pieces(self, asset_id: str) -> AsyncIterator[bytes]:
+        """Its bytes. Raises MissingBlob for one that is gone."""
+        return self._blobs.read(asset_id)
+
+    async def _touched(self, asset: Asset, expire_time: float) -> Asset:
+        await self._files.touch_asset(asset.id, expire_time)
+        return dataclasses.replace(asset, expire_time=expire_time)
 
     async def data(self, asset_id: str) -> bytes:
         """All of its bytes. Raises NotFound for one that is gone."""

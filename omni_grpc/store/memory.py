@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Mapping, Sequence
 
+from omni_grpc.store.memory_adapters import MemoryAdapters
 from omni_grpc.store.memory_deliveries import MemoryDeliveries
 from omni_grpc.store.records import (
     ArtifactRow,
@@ -46,6 +47,7 @@ class MemoryStore:
         self.jobs = MemoryJobs(names, self.deliveries)
         self.files = MemoryFiles(self.jobs, names)
         self.servers = MemoryServers(self.jobs)
+        self.adapters = MemoryAdapters()
 
     async def open(self) -> None:
         pass

@@ -164,6 +164,38 @@ class Asset:
     tenant: str = ""
 
 
+class AdapterSource(enum.StrEnum):
+    """Where the file of an adapter came from."""
+
+    PATH = "PATH"
+    HUB = "HUB"
+    ASSET = "ASSET"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRow:
+    """A LoRA adapter that was loaded while a server ran, and is loaded again by every server that has its model.
+
+    `uid` names this load: no other one has it, of the same id neither. `place` is the path, the hub's repository at a
+    commit (`org/name@commit`) or the id of the upload, `filename` the file within it. `format` is the layout that was
+    asked for, "" for any. `tenant` and `subject` are whose call loaded it. `create_time` in Unix seconds.
+    """
+
+    model: str
+    lora_id: str
+    uid: str
+    source: AdapterSource
+    place: str
+    filename: str
+    sha256: str
+    size_bytes: int
+    format: str
+    pinned: bool
+    create_time: float
+    tenant: str = ""
+    subject: str = ""
+
+
 class Outcome(enum.StrEnum):
     """What became of a delivery."""
 

@@ -1,8 +1,8 @@
 """The seam between what a server keeps and where it keeps it. `tests/store/conformance.py` says what every
 implementation does.
 
-A `Store` keeps rows: jobs with their logs, what is known of outputs and uploads, and webhooks that are owed. `Blobs`
-keep bytes.
+A `Store` keeps rows: jobs with their logs, what is known of outputs and uploads, adapters that were loaded, and
+webhooks that are owed. `Blobs` keep bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, 
 from typing import Any, Protocol, TypeVar
 
 from omni_grpc.store.records import (
+    AdapterRow,
     ArtifactRow,
     Asset,
     Cause,
@@ -61,6 +62,7 @@ class Notice:
 
     `watched`: somebody watches it at the server that says so. `seq`: events up to this one are committed. `progress`: a
     step, which is not kept, behind the kept event `seq`. `cancel`: somebody asked for its end. `gone`: it was deleted.
+    `adapters`: of no job, with an empty id: the rows of adapters have changed.
     """
 
     job_id: str
@@ -69,6 +71,7 @@ class Notice:
     cancel: bool = False
     gone: bool = False
     watched: bool = False
+    adapters: bool = False
 
 
 class JobRows(Protocol):
@@ -166,6 +169,19 @@ class FileRows(Protocol):
 
     async def owned(self, blobs: Sequence[str]) -> set[str]:
         """Those of these blobs that a row names: outputs, uploads, inputs of jobs."""
+
+
+class AdapterRows(Protocol):
+    """LoRA adapters that were loaded while a server ran, at most one of each id for a model."""
+
+    async def add(self, row: AdapterRow) -> AdapterRow:
+        """Keeps an adapter. Where there is one of its model and id, that one stays, and is returned."""
+
+    async def all(self) -> list[AdapterRow]:
+        """Of every model, in order of creation."""
+
+    async def delete(self, row: AdapterRow) -> bool:
+        """Whether it was there, under this uid."""
 
 
 class Deliveries(Protocol):
@@ -266,6 +282,9 @@ class Store(Protocol):
 
     @property
     def deliveries(self) -> Deliveries: ...
+
+    @property
+    def adapters(self) -> AdapterRows: ...
 
     async def open(self) -> None:
         """Connects, and brings the tables to this version. Raises ConfigError where it cannot be used as it is: a newer

@@ -56,7 +56,7 @@ REASONS_KEPT = 200
 """The same of reasons of refusals and failures."""
 REPLICAS = "models x replicas"
 PROCESSES = "models x replicas x ranks"
-CUDA, LORA = "on CUDA devices", "with `--lora`"
+CUDA, LORA = "on CUDA devices", "with LoRA adapters"
 
 # --- calls ------------------------------------------------------------------------------------------------------------
 
@@ -108,6 +108,14 @@ LORA_JOBS = _counter(
     "Jobs that ended, by the adapters that they used.",
     *("model", "adapter"),
     bound="models x adapters that are loaded",
+    when=LORA,
+)
+
+LORA_LOADS = _counter(
+    "omni_grpc_lora_loads_total",
+    "Adapters that workers loaded on order, or could not: each replica counts, and each start of a worker.",
+    *("model", "outcome"),
+    bound="models x ok, failed",
     when=LORA,
 )
 
@@ -267,6 +275,14 @@ LORA_LOADED = _gauge(
     when=LORA,
 )
 
+LORA_BYTES = _gauge(
+    "omni_grpc_lora_bytes",
+    "Bytes of the adapters that are loaded, as a worker keeps them in its caches.",
+    "model",
+    bound=MODELS,
+    when=LORA,
+)
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 DEVICE_USED = _gauge(
@@ -348,14 +364,14 @@ LOOP_LAG = _histogram(
 
 GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Calls": (RPCS, RPC_SECONDS, REFUSALS, OPEN_CALLS, OPEN_STREAMS),
-    "Jobs": (JOBS, STAGE_TIMES, OUTPUTS, FRAMES, OUTPUT_BYTES, LORA_JOBS),
+    "Jobs": (JOBS, STAGE_TIMES, OUTPUTS, FRAMES, OUTPUT_BYTES, LORA_JOBS, LORA_LOADS),
     "Queue": (QUEUED, QUEUE_LIMIT, QUEUE_DELAY, WORK, RUNNING, RUNNING_ROWS, TENANT_JOBS),
     "Steps": (
         *(STEP_TIMES, STEP_REQUESTS, STEP_ROWS, STEPS, TOKENS, PIXELS),
         *(PREDICTED, MEASURED, COST_ERROR, BROKEN, CACHED),
     ),
     "Workers": (RESTARTS, REPLICA_STATE, REPLICA_JOBS, GRAPH_CAPTURES, GRAPH_REPLAYS, KERNELS),
-    "Models": (MODEL_STATE, LOAD_PHASE, DOWNLOADED, DOWNLOAD_SIZE, LOAD_SECONDS, MODEL_INFO, LORA_LOADED),
+    "Models": (MODEL_STATE, LOAD_PHASE, DOWNLOADED, DOWNLOAD_SIZE, LOAD_SECONDS, MODEL_INFO, LORA_LOADED, LORA_BYTES),
     "Memory": (
         *(DEVICE_USED, DEVICE_SIZE, WEIGHTS, WORKER_RESIDENT),
         *(SHARED_BLOCKS, SHARED_BYTES, INPUT_BYTES, INPUT_BUDGET),

@@ -74,8 +74,10 @@ def _read_model(reading: Reading, model: Served) -> None:
     )
     reading.put(declared.LOAD_SECONDS, ready.load_seconds, name)
     reading.put(declared.WEIGHTS, model.bytes, name)
-    for adapter in found.loras:
-        reading.put(declared.LORA_LOADED, 1, name, adapter.id)
+    if model.engine is not None and (adapters := model.engine.adapters.loaded(found)):
+        for adapter in adapters:
+            reading.put(declared.LORA_LOADED, 1, name, adapter.id)
+        reading.put(declared.LORA_BYTES, sum(adapter.nbytes for adapter in adapters), name)
 
 
 def _read_load(reading: Reading, name: str, stats: EngineStats) -> None:

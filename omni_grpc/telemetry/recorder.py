@@ -12,7 +12,7 @@ from omni_grpc.gate import Gate, Update
 from omni_grpc.resolve.work import pixels
 from omni_grpc.telemetry import declared
 from omni_grpc.telemetry.instruments import Bounded, Counter, Histogram, Instruments
-from omni_grpc.types.plan import Broken, Report, Stepped
+from omni_grpc.types.plan import AdapterFailed, AdapterLoaded, Broken, Report, Stepped
 from omni_grpc.webhooks.sender import Attempt
 
 OUTCOMES = ("delivered", "failed", "given_up")
@@ -131,6 +131,7 @@ class ModelRecord:
         self._cached = instruments.counter(declared.CACHED)
         self._outputs = instruments.counter(declared.OUTPUTS)
         self._loras = instruments.counter(declared.LORA_JOBS)
+        self._loads = instruments.counter(declared.LORA_LOADS)
         self._restarts = instruments.counter(declared.RESTARTS)
         for cause in CAUSES:
             # one that is there from the start grows by its first restart too
@@ -142,6 +143,10 @@ class ModelRecord:
                 self._on_stepped(engine, replica, report)
             case Broken():
                 self._broken[report.phase].add()
+            case AdapterLoaded():
+                self._loads.of(self.model, "ok").add()
+            case AdapterFailed(failure=failure) if failure.reason != "LORA_UNLOADED":
+                self._loads.of(self.model, "failed").add()
 
     def _on_stepped(self, engine: Engine, replica: Replica, report: Stepped) -> None:
         meter = replica.meter

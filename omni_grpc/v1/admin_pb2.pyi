@@ -128,16 +128,22 @@ class LoadLoraResponse(_message.Message):
     def __init__(self, lora: _Optional[_Union[_model_pb2.Lora, _Mapping]] = ...) -> None: ...
 
 class UnloadLoraRequest(_message.Message):
-    __slots__ = ("lora_id", "model")
+    __slots__ = ("lora_id", "model", "wait", "force")
     LORA_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     lora_id: str
     model: str
-    def __init__(self, lora_id: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+    wait: _duration_pb2.Duration
+    force: bool
+    def __init__(self, lora_id: _Optional[str] = ..., model: _Optional[str] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., force: bool = ...) -> None: ...
 
 class UnloadLoraResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("failed_jobs",)
+    FAILED_JOBS_FIELD_NUMBER: _ClassVar[int]
+    failed_jobs: int
+    def __init__(self, failed_jobs: _Optional[int] = ...) -> None: ...
 
 class SleepRequest(_message.Message):
     __slots__ = ("model", "level")

@@ -120,14 +120,18 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadLora(self, request, context):
-        """Loads a LoRA adapter under a name of the caller's. ALREADY_EXISTS where the name is taken by another file.
+        """Loads a LoRA adapter under a name of the caller's, on every replica of a model; jobs go on meanwhile. Where one
+        replica cannot load it, none keeps it. A server with a store, and all others on that store, load it again when they
+        start. For a file that is loaded under this name already, the reply comes at once; ALREADY_EXISTS where the name is
+        taken by another file.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadLora(self, request, context):
-        """Unloads an adapter. New jobs cannot use it from now on; returns when the last job that does has ended.
+        """Unloads an adapter. New jobs cannot use it from now on. FAILED_PRECONDITION while jobs use it, unless `wait` or
+        `force` say otherwise; then it stays as it was.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,9 +43,15 @@ class AdminServiceStub:
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadModelRequest, _admin_pb2.UnloadModelResponse]
     """Frees a model. FAILED_PRECONDITION while it has jobs, unless `force` fails them."""
     LoadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]
-    """Loads a LoRA adapter under a name of the caller's. ALREADY_EXISTS where the name is taken by another file."""
+    """Loads a LoRA adapter under a name of the caller's, on every replica of a model; jobs go on meanwhile. Where one
+    replica cannot load it, none keeps it. A server with a store, and all others on that store, load it again when they
+    start. For a file that is loaded under this name already, the reply comes at once; ALREADY_EXISTS where the name is
+    taken by another file.
+    """
     UnloadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]
-    """Unloads an adapter. New jobs cannot use it from now on; returns when the last job that does has ended."""
+    """Unloads an adapter. New jobs cannot use it from now on. FAILED_PRECONDITION while jobs use it, unless `wait` or
+    `force` say otherwise; then it stays as it was.
+    """
     Sleep: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SleepRequest, _admin_pb2.SleepResponse]
     """Gives a model's device memory back, keeping the process. FAILED_PRECONDITION while the model has jobs."""
     Wake: _grpc.UnaryUnaryMultiCallable[_admin_pb2.WakeRequest, _admin_pb2.WakeResponse]
@@ -83,9 +89,15 @@ class AdminServiceAsyncStub(AdminServiceStub):
     UnloadModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadModelRequest, _admin_pb2.UnloadModelResponse]  # type: ignore[assignment]
     """Frees a model. FAILED_PRECONDITION while it has jobs, unless `force` fails them."""
     LoadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]  # type: ignore[assignment]
-    """Loads a LoRA adapter under a name of the caller's. ALREADY_EXISTS where the name is taken by another file."""
+    """Loads a LoRA adapter under a name of the caller's, on every replica of a model; jobs go on meanwhile. Where one
+    replica cannot load it, none keeps it. A server with a store, and all others on that store, load it again when they
+    start. For a file that is loaded under this name already, the reply comes at once; ALREADY_EXISTS where the name is
+    taken by another file.
+    """
     UnloadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]  # type: ignore[assignment]
-    """Unloads an adapter. New jobs cannot use it from now on; returns when the last job that does has ended."""
+    """Unloads an adapter. New jobs cannot use it from now on. FAILED_PRECONDITION while jobs use it, unless `wait` or
+    `force` say otherwise; then it stays as it was.
+    """
     Sleep: _aio.UnaryUnaryMultiCallable[_admin_pb2.SleepRequest, _admin_pb2.SleepResponse]  # type: ignore[assignment]
     """Gives a model's device memory back, keeping the process. FAILED_PRECONDITION while the model has jobs."""
     Wake: _aio.UnaryUnaryMultiCallable[_admin_pb2.WakeRequest, _admin_pb2.WakeResponse]  # type: ignore[assignment]
@@ -135,14 +147,20 @@ class AdminServiceServicer:
         request: _admin_pb2.LoadLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.LoadLoraResponse, _abc.Awaitable[_admin_pb2.LoadLoraResponse]]:
-        """Loads a LoRA adapter under a name of the caller's. ALREADY_EXISTS where the name is taken by another file."""
+        """Loads a LoRA adapter under a name of the caller's, on every replica of a model; jobs go on meanwhile. Where one
+        replica cannot load it, none keeps it. A server with a store, and all others on that store, load it again when they
+        start. For a file that is loaded under this name already, the reply comes at once; ALREADY_EXISTS where the name is
+        taken by another file.
+        """
 
     def UnloadLora(
         self,
         request: _admin_pb2.UnloadLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UnloadLoraResponse, _abc.Awaitable[_admin_pb2.UnloadLoraResponse]]:
-        """Unloads an adapter. New jobs cannot use it from now on; returns when the last job that does has ended."""
+        """Unloads an adapter. New jobs cannot use it from now on. FAILED_PRECONDITION while jobs use it, unless `wait` or
+        `force` say otherwise; then it stays as it was.
+        """
 
     def Sleep(
         self,

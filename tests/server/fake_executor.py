@@ -17,13 +17,18 @@ from omni_grpc.engine.executor import Deliver
 from omni_grpc.engine.scheduler import Lane
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure
+from omni_grpc.types.lora import Adapter
 from omni_grpc.types.media import ImageFormat, PreviewImage
 from omni_grpc.types.plan import (
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterUnloaded,
     Broken,
     CostModel,
     Decoded,
     Died,
     EndRecording,
+    LoadAdapter,
     Media,
     Order,
     Plan,
@@ -38,6 +43,7 @@ from omni_grpc.types.plan import (
     Sleep,
     Slept,
     Stepped,
+    UnloadAdapter,
     Unmoved,
     Woken,
 )
@@ -89,6 +95,11 @@ class FakeExecutor:
         self.asleep = False
         self.moving = Gate()
         self.ranks = 1
+        self.adapting = Gate()
+        self.adapters: dict[str, Adapter] = {}
+        """What it has loaded on order, by uid."""
+        self.unloadable: dict[str, Failure] = {}
+        """Ids of adapters that it cannot load."""
         self.recording: Record | None = None
         self._recorded = 0
         self.stuck: Failure | None = None
@@ -119,6 +130,8 @@ class FakeExecutor:
         for job_id in plan.drop:
             self._requests.pop(job_id, None)
         for request in plan.admit:
+            own = {adapter.key for adapter in self.ready.found.loras}
+            assert all(lora.key in self.adapters or lora.key in own for lora in request.loras), "it lacks an adapter"
             self._requests[request.id] = request
             self._steps[request.id] = 0
             self._spawn(self._prepare(request))
@@ -135,8 +148,24 @@ class FakeExecutor:
                     self.recording, self._recorded = order, 0
                 case EndRecording():
                     self._end_recording(order.end)
+                case LoadAdapter():
+                    self._spawn(self._load_adapter(order))
+                case UnloadAdapter():
+                    self.adapters.pop(order.uid, None)
+                    self._deliver(AdapterUnloaded(uid=order.uid))
                 case _:
                     self._spawn(self._move(order))
+
+    async def _load_adapter(self, order: LoadAdapter) -> None:
+        await self.adapting.enter()
+        if (failure := self.unloadable.get(order.id)) is not None:
+            self._deliver(AdapterFailed(uid=order.uid, failure=failure))
+            return
+        known = {"id": order.id, "uid": order.uid, "file": order.path, "sha256": order.sha256, "pinned": order.pinned}
+        applied = {"transformer": 2}
+        adapter = Adapter(format=order.format or "peft", rank=4, size_bytes=9, applied=applied, nbytes=100, **known)
+        self.adapters[order.uid] = adapter
+        self._deliver(AdapterLoaded(adapter=adapter, elapsed=0.5))
 
     def _end_recording(self, end: RecordingEnd) -> None:
         """Its trace says how many steps it has."""
@@ -174,6 +203,7 @@ class FakeExecutor:
         """What happens to a worker that is killed: all it held is gone."""
         await self._end()
         self._alive, self.recording = False, None
+        self.adapters.clear()
         self._requests.clear()
         self._deliver(Died(failure=Failure(code=Code.UNAVAILABLE, reason=reason, message=message)))
 

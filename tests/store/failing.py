@@ -84,7 +84,7 @@ class Troubled:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
-        if name in ("jobs", "files", "servers", "deliveries"):
+        if name in ("jobs", "files", "servers", "deliveries", "adapters"):
             return Troubled(found, self._trouble, prefix=f"{name}.")
         if name in ("open", "close", "listen"):
             return found

@@ -13,7 +13,7 @@ import pytest
 import setuptools
 import sqlalchemy as sa
 
-from omni_grpc.store.records import Cause, JobQuery, JobState, Outcome
+from omni_grpc.store.records import AdapterRow, AdapterSource, Cause, JobQuery, JobState, Outcome
 from omni_grpc.store.sql import SqlStore, codec, tables, upgrade
 from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.trace import TraceContext
@@ -93,8 +93,27 @@ def test_the_newest_migration_is_the_one_that_the_program_names() -> None:
     assert set(versions.DUMPS) == {script.revision for script in scripts.walk_revisions()}
 
 
+ADAPTER = AdapterRow(
+    model="tiny",
+    lora_id="style",
+    uid="style#1",
+    source=AdapterSource.HUB,
+    place="org/style@0123",
+    filename="style.safetensors",
+    sha256="cd" * 32,
+    size_bytes=9,
+    format="peft",
+    pinned=True,
+    create_time=8.5,
+    tenant="studio",
+    subject="ann",
+)
+
+
 async def check(store: SqlStore, revision: str) -> None:
     """What the rows of each version are today."""
+    if revision >= "0004":
+        assert await store.adapters.all() == [ADAPTER]
     if revision >= "0002":
         await check_deliveries(store, TRACE if revision >= "0003" else None)
     await check_version1(store)

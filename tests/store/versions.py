@@ -1,6 +1,7 @@
 """Databases as older versions left them. `version1.sql` is what version 1 wrote, bodies included: it is never made
 again, so that a record of version 1 is what is read, and not one of today's. `version2.sql` has webhooks beside that,
-`version3.sql` the trace of one.
+`version3.sql` the trace of one,
+`version4.sql` an adapter that was loaded.
 """
 
 from __future__ import annotations

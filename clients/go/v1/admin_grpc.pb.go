@@ -23,9 +23,13 @@ type AdminServiceClient interface {
 	LoadModel(ctx context.Context, in *LoadModelRequest, opts ...grpc.CallOption) (AdminService_LoadModelClient, error)
 	// Frees a model. FAILED_PRECONDITION while it has jobs, unless `force` fails them.
 	UnloadModel(ctx context.Context, in *UnloadModelRequest, opts ...grpc.CallOption) (*UnloadModelResponse, error)
-	// Loads a LoRA adapter under a name of the caller's. ALREADY_EXISTS where the name is taken by another file.
+	// Loads a LoRA adapter under a name of the caller's, on every replica of a model; jobs go on meanwhile. Where one
+	// replica cannot load it, none keeps it. A server with a store, and all others on that store, load it again when they
+	// start. For a file that is loaded under this name already, the reply comes at once; ALREADY_EXISTS where the name is
+	// taken by another file.
 	LoadLora(ctx context.Context, in *LoadLoraRequest, opts ...grpc.CallOption) (*LoadLoraResponse, error)
-	// Unloads an adapter. New jobs cannot use it from now on; returns when the last job that does has ended.
+	// Unloads an adapter. New jobs cannot use it from now on. FAILED_PRECONDITION while jobs use it, unless `wait` or
+	// `force` say otherwise; then it stays as it was.
 	UnloadLora(ctx context.Context, in *UnloadLoraRequest, opts ...grpc.CallOption) (*UnloadLoraResponse, error)
 	// Gives a model's device memory back, keeping the process. FAILED_PRECONDITION while the model has jobs.
 	Sleep(ctx context.Context, in *SleepRequest, opts ...grpc.CallOption) (*SleepResponse, error)
@@ -220,9 +224,13 @@ type AdminServiceServer interface {
 	LoadModel(*LoadModelRequest, AdminService_LoadModelServer) error
 	// Frees a model. FAILED_PRECONDITION while it has jobs, unless `force` fails them.
 	UnloadModel(context.Context, *UnloadModelRequest) (*UnloadModelResponse, error)
-	// Loads a LoRA adapter under a name of the caller's. ALREADY_EXISTS where the name is taken by another file.
+	// Loads a LoRA adapter under a name of the caller's, on every replica of a model; jobs go on meanwhile. Where one
+	// replica cannot load it, none keeps it. A server with a store, and all others on that store, load it again when they
+	// start. For a file that is loaded under this name already, the reply comes at once; ALREADY_EXISTS where the name is
+	// taken by another file.
 	LoadLora(context.Context, *LoadLoraRequest) (*LoadLoraResponse, error)
-	// Unloads an adapter. New jobs cannot use it from now on; returns when the last job that does has ended.
+	// Unloads an adapter. New jobs cannot use it from now on. FAILED_PRECONDITION while jobs use it, unless `wait` or
+	// `force` say otherwise; then it stays as it was.
 	UnloadLora(context.Context, *UnloadLoraRequest) (*UnloadLoraResponse, error)
 	// Gives a model's device memory back, keeping the process. FAILED_PRECONDITION while the model has jobs.
 	Sleep(context.Context, *SleepRequest) (*SleepResponse, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from omni_grpc.loading.adapters import AdapterFile
 from omni_grpc.loading.adapters.binding import OTHER, Bound
@@ -56,6 +56,11 @@ def extended(record: Adapter, component: str, bound: Bound, nbytes: int = 0) -> 
 def leaves_alone(record: Adapter, component: str) -> bool:
     """Whether an adapter has nothing for a component that comes after the denoisers."""
     return is_encoder(component) and not {TEXT_ENCODER, OTHER} & set(record.skipped.values())
+
+
+def weighed(record: Adapter, copied: Mapping[str, int], rescaled: Mapping[str, int]) -> Adapter:
+    """The record with the layers of another component of which the adapter makes new weights."""
+    return dataclasses.replace(record, copied={**record.copied, **copied}, rescaled={**record.rescaled, **rescaled})
 
 
 def unused(record: Adapter) -> str:

@@ -103,7 +103,7 @@ def decode_labels(body: str) -> Mapping[str, str]:
 def encode_notice(notice: Notice, sender: str, limit: int) -> str:
     """A notice on one line of ASCII, of fewer than `limit` bytes: without its progress where it would be longer."""
     content = {"sender": sender, "job_id": notice.job_id, "seq": notice.seq}
-    content |= {"cancel": notice.cancel, "gone": notice.gone, "watched": notice.watched}
+    content |= {"cancel": notice.cancel, "gone": notice.gone, "watched": notice.watched, "adapters": notice.adapters}
     if notice.progress is not None:
         name, body = encode_event(notice.progress.event)
         whole = json.dumps({**content, "progress": [notice.progress.seq, notice.progress.time, name, body]})
@@ -127,6 +127,8 @@ def decode_notice(text: str) -> tuple[str, Notice]:
             cancel=content["cancel"],
             gone=content["gone"],
             watched=content["watched"],
+            # a server of before adapters were kept does not say it
+            adapters=content.get("adapters", False),
         )
         return content["sender"], notice
     except (ValueError, TypeError, KeyError) as error:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from omni_grpc.store.records import Counts
 from omni_grpc.store.seam import StoreError
 from omni_grpc.store.sql import codec, postgresql, sqlite, tables, upgrade
+from omni_grpc.store.sql.adapters import SqlAdapters
 from omni_grpc.store.sql.database import Database
 from omni_grpc.store.sql.deliveries import SqlDeliveries
 from omni_grpc.store.sql.files import SqlFiles
@@ -52,6 +53,7 @@ class SqlStore:
         self.files = SqlFiles(database)
         self.servers = SqlServers(database, channel)
         self.deliveries = SqlDeliveries(database)
+        self.adapters = SqlAdapters(database)
 
     @classmethod
     def sqlite(cls, path: Path, *, timeout: float = TIMEOUT) -> SqlStore:

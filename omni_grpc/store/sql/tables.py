@@ -139,6 +139,24 @@ assets = sa.Table(
     _index("assets_expiring", "expire_time", "id"),
 )
 
+adapters = sa.Table(
+    "adapters",
+    METADATA,
+    sa.Column("model", FreeText, primary_key=True),
+    sa.Column("lora_id", Key, primary_key=True),
+    sa.Column("uid", Key, nullable=False),
+    sa.Column("source", Key, nullable=False),
+    sa.Column("place", FreeText, nullable=False),
+    sa.Column("filename", FreeText, nullable=False),
+    sa.Column("sha256", Key, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("format", Key, nullable=False),
+    sa.Column("pinned", sa.SmallInteger, nullable=False),
+    sa.Column("create_time", sa.Double, nullable=False),
+    sa.Column("tenant", FreeText, nullable=False),
+    sa.Column("subject", FreeText, nullable=False),
+)
+
 gone = sa.Table(
     "gone",
     METADATA,

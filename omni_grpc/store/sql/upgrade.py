@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from omni_grpc.store.sql.tables import METADATA, VERSION_TABLE
 from omni_grpc.types.errors import ConfigError
 
-NEWEST = "0003"
+NEWEST = "0004"
 """The revision of the newest migration. Said here, so that a start with nothing to do does not load alembic."""
 FOLDER = Path(__file__).parent / "migrations"
 LOCK = 0x6F6D6E69
