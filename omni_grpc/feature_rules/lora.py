@@ -98,5 +98,5 @@ RULES = FeatureRules(
     column="lora",
     variants=_variants,
 )
-ENCODERS = FeatureRules(name="lora_encoders", section=_section, apply="omni_grpc.features.lora.encoders:apply")
+ENCODERS = FeatureRules(name="lora", section=_section, apply="omni_grpc.features.lora.encoders:apply")
 """The same adapters on the text encoders of a pipeline."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from omni_grpc.nn.linear import AnyLinear
+from omni_grpc.nn.linear import AnyLinear, in_float32
 from omni_grpc.types.errors import InternalError
 
 
@@ -33,6 +33,12 @@ class ForeignLinear(AnyLinear):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         bias = {} if self.bias is None else {"bias": (self.out_features,)}
         return {"weight": (self.out_features, self.in_features), **bias}
+
+    def full_precision(self) -> tuple[Tensor, Tensor | None]:
+        """float32 [out, in] and [out]. Raises InternalError for a weight that the library has packed."""
+        if self.weight.shape != (self.out_features, self.in_features) or not self.weight.is_floating_point():
+            raise InternalError(f"a {type(self.linear).__name__} cannot tell its whole weight")
+        return in_float32(self.weight), None if self.bias is None else in_float32(self.bias)
 
     def load_tensor(self, name: str, tensor: Tensor) -> None:
         """tensor: [...]. Raises InternalError: the library loads its weights itself."""

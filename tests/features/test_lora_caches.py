@@ -194,6 +194,7 @@ def test_layerwise_offload(pair: str, it: Subject) -> None:
 
 CACHES: Mapping[str, str] = {
     "features/attention.py": "by precision: which kernels there are",
+    "features/lora/variants.py": "by the adapters and scales of rows: what weights are with them, test_lora_copies",
     "features/lora/cache.py": "by the load of an adapter: which are on a device",
     "features/cuda_graphs.py": "by what parts of the blocks look at in an owner: test_cuda_graphs",
     "features/sequence_parallel.py": "by geometry: how rows are cut",

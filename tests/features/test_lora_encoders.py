@@ -17,12 +17,13 @@ from omni_grpc.features.lora import LoraLinear
 from omni_grpc.loading.adapters.encoder_names import _bare
 from omni_grpc.loading.adapters.inspect import _encoder_layers, inspect
 from omni_grpc.pipeline.state import COND
-from omni_grpc.types.errors import InvalidArgument
+from omni_grpc.types.errors import ConfigError, InvalidArgument
 from omni_grpc.types.lora import Adapter, Lora
 from omni_grpc.types.plan import LoadAdapter
 from tests.features.suite import Suite, alone, cosine, far, run, save
 from tests.models.cases import ENTRIES
 from tests.models.model import Model, Result
+from tests.worker.host_device import PretendMemory
 
 TOLERANCE = 1e-5
 """How far latents in float32 may be from those with merged weights."""
@@ -274,3 +275,54 @@ def test_adapters_are_in_the_precision_of_the_layers_of_an_encoder(it: Adapted) 
     exact, got = text(it.model, lora), text(half, lora)
     assert cosine(got, exact) > 0.995
     assert cosine(got - text(half), exact - text(it.model)) > 0.98
+
+
+@pytest.mark.parametrize("features", [{}, {"enable_cpu_offload": True}], ids=["on the device", "CPU offload"])
+def test_dora_of_an_encoder_is_what_merging_it_is(features: dict[str, Any], it: Adapted, tmp_path: Path) -> None:
+    """Rows with a new weight of a layer, which is a library's; also where that weight comes and goes."""
+    plain, tensors = Model(it.suite.entry, it.suite.folder), {}
+    generator = torch.Generator().manual_seed(8)
+    for component in language_models(it):
+        for path, part in language_model(plain, component).named_modules():
+            if isinstance(part, nn.Linear):
+                weight = part.weight.data
+                down, up = (
+                    torch.randn(shape, generator=generator) for shape in ((2, weight.shape[1]), (weight.shape[0], 2))
+                )
+                down *= weight.std()
+                magnitude = weight.norm(dim=1) * (1 + torch.rand(len(weight), generator=generator))
+                name = f"{component}.{path}"
+                tensors |= {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
+                tensors[f"{name}.lora_magnitude_vector.weight"] = magnitude
+                changed = weight + up @ down
+                part.weight.data = changed * (magnitude / changed.norm(dim=1))[:, None]
+    save(tensors, tmp_path / "dora.safetensors")
+    settings = {"lora": {"dora": str(tmp_path / "dora.safetensors")}, **features}
+    model = Model(it.suite.entry, it.suite.folder, memory=PretendMemory() if features else None, **settings)
+    expected = it.result(plain)
+    for _ in range(2):
+        same(it.result(model, Lora(lora_id="dora")), expected)
+        assert torch.equal(it.result(model).latents, it.result(it.model).latents)
+
+
+def test_a_norm_of_an_encoder_is_refused_by_name(it: Adapted, tmp_path: Path) -> None:
+    kind = ENCODERS_OF_NORMS[type(language_model(it.model, "text_encoder")).__name__]
+    save(
+        {
+            f"text_encoder.{kind}.diff": torch.ones(
+                len(language_model(it.model, "text_encoder").get_submodule(kind).weight)
+            )
+        },
+        tmp_path / "a.safetensors",
+    )
+    with pytest.raises(ConfigError, match=f"text_encoder.{kind} of a.safetensors is not served here: requests cannot"):
+        Model(it.suite.entry, it.suite.folder, lora={"a": str(tmp_path / "a.safetensors")})
+
+
+ENCODERS_OF_NORMS = {
+    "CLIPTextModel": "final_layer_norm",
+    "UMT5EncoderModel": "encoder.final_layer_norm",
+    "Qwen2_5_VLTextModel": "norm",
+    "Qwen3Model": "norm",
+}
+"""A norm of each class."""
