@@ -466,4 +466,4 @@ def test_what_looks_at_an_owner_says_at_what() -> None:
                 if in_blocks and kind.__module__ == info.name and "owners" in inspect.getsource(kind):
                     looking.add(kind.__name__)
                     assert "variant" in inspect.getsource(kind), f"{info.name}.{kind.__name__} reads owners"
-    assert looking == {"LoraLinear", "PreciseAttention"}
+    assert looking == {"Gains", "LoraLinear", "PreciseAttention", "VariantLinear"}

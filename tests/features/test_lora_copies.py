@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.features.lora.merged import VariantLinear
-from omni_grpc.features.lora.variants import MergedCache
+from omni_grpc.features.lora.merged import VariantLinear, fault
+from omni_grpc.features.lora.variants import Key, MergedCache
+from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.types.errors import ConfigError, InvalidArgument
 from omni_grpc.types.lora import Adapter, Lora, copies
@@ -22,54 +23,76 @@ from tests.models.cases import ENTRIES
 from tests.models.model import Model
 
 
-class User:
+class State:
     """Whoever uses a weight."""
+
+    def __init__(self, *loras: Lora) -> None:
+        self.request = SimpleNamespace(loras=loras)
+
+
+def lora(name: str) -> Lora:
+    return Lora(lora_id=name)
+
+
+def key(name: str) -> Key:
+    return 0, ((name, 1.0),)
 
 
 def weights(count: int, size: int = 10) -> list[Tensor]:
     return [torch.full((size,), float(number)) for number in range(count)]
 
 
+def missing() -> Tensor:
+    pytest.fail("it is kept")
+
+
 def test_no_more_bytes_are_kept_than_there_may_be_and_those_used_longest_ago_go_first() -> None:
     cache, made = MergedCache(100), weights(4)
     for number, weight in enumerate(made[:3]):
-        user = User()
-        cache.get((0, ((f"a{number}", 1.0),)), [user], lambda weight=weight: weight)
-        del user
+        state = State(lora(f"a{number}"))
+        cache.get(key(f"a{number}"), [state], lambda weight=weight: weight)  # type: ignore[misc]
+        del state
         gc.collect()
     # 40 bytes each: the first one went
-    assert (cache.size, len(cache)) == (80, 2)
-    again = cache.get((0, (("a1", 1.0),)), [], lambda: pytest.fail("it is there"))
-    assert again is made[1]
-    cache.get((0, (("a3", 1.0),)), [], lambda: made[3])
-    assert cache.get((0, (("a1", 1.0),)), [], lambda: pytest.fail("it was used last")) is made[1]
-    assert cache.generation == 2
+    assert (cache.size, len(cache), cache.generation) == (80, 2, 1)
+    assert cache.get(key("a1"), [], missing) is made[1]
+    cache.get(key("a3"), [], lambda: made[3])
+    assert cache.get(key("a1"), [], missing) is made[1]
+    assert (cache.size, cache.generation) == (80, 2)
 
 
 def test_what_is_in_use_stays_and_what_finds_no_room_is_made_anew() -> None:
     cache, (first, second, third) = MergedCache(80), weights(3)
-    running = User()
-    cache.get("first", [running], lambda: first)
-    cache.get("second", [running], lambda: second)
+    running = State(lora("first"), lora("second"))
+    cache.get(key("first"), [running], lambda: first)
+    cache.get(key("second"), [running], lambda: second)
     for _ in range(2):
-        assert cache.get("third", [User()], lambda: third) is third
+        assert cache.get(key("third"), [State(lora("third"))], lambda: third) is third
     assert (cache.merges, cache.size, cache.generation) == (4, 80, 0)
     del running
     gc.collect()
-    cache.get("third", [], lambda: third)
-    assert cache.get("third", [], lambda: pytest.fail("it is kept now")) is third
+    cache.get(key("third"), [], lambda: third)
+    assert cache.get(key("third"), [], missing) is third
     cache.clear()
     assert (cache.size, len(cache)) == (0, 0)
 
 
+def test_a_request_that_runs_from_a_recording_has_its_weights_in_use() -> None:
+    """Nothing but its key is asked for then."""
+    cache, (first, second) = MergedCache(40), weights(2)
+    cache.get(key("first"), [], lambda: first)
+    running = State(lora("first"))
+    assert cache.variant((running, "cond")) == (lora("first"), 0)
+    cache.get(key("second"), [], lambda: second)
+    assert cache.get(key("first"), [], missing) is first
+
+
 def test_recordings_of_rows_with_adapters_are_stale_when_a_weight_goes() -> None:
     cache = MergedCache(40)
-    with_it, without = (
-        (SimpleNamespace(request=SimpleNamespace(loras=loras)), "cond") for loras in ((Lora(lora_id="a"),), ())
-    )
+    with_it, without = (State(lora("a")), "cond"), (State(), "cond")
     before = cache.variant(with_it), cache.variant(without)
     for name in ("one", "other"):
-        cache.get(name, [], lambda: torch.ones(10))
+        cache.get(key(name), [], lambda: torch.ones(10))
     assert cache.variant(with_it) != before[0]
     assert cache.variant(without) == before[1]
 
@@ -164,12 +187,11 @@ def test_copies_are_merged_from_what_a_layer_computes_with(suite: Suite, base: d
     """Layer by layer: x W'^T + b, with W' made of the dequantized weight; at scale 0 the layer itself, bit by bit."""
     files = {name: settings(suite)["lora"][name]}
     model, plain = suite.load(base, lora=files), suite.load(base)
-    lora, off = Lora(lora_id=name, scale=0.7), Lora(lora_id=name, scale=0.0)
+    on, off = Lora(lora_id=name, scale=0.7), Lora(lora_id=name, scale=0.0)
     request = model.request(model.draft(steps=2, loras=(off,)))
     assert torch.equal(alone(model, request).latents, alone(plain, model.request(model.draft(steps=2))).latents)
     mixed = [
-        model.request(model.draft(steps=2, wider=n % 2, loras=loras), f"{n}")
-        for n, loras in enumerate([(), (lora,)] * 2)
+        model.request(model.draft(steps=2, wider=n % 2, loras=loras), f"{n}") for n, loras in enumerate([(), (on,)] * 2)
     ]
     together = run(model, *((0, request) for request in mixed))
     for one in mixed:
@@ -202,9 +224,6 @@ def test_a_norm_without_a_place_for_it_is_refused(suite: Suite, tmp_path: Path) 
 
 
 def test_a_layer_that_has_a_part_of_its_weight_is_refused(suite: Suite) -> None:
-    from omni_grpc.features.lora.merged import fault
-    from omni_grpc.nn.linear import AnyLinear, Linear
-
     class Part(AnyLinear):
         def __init__(self) -> None:
             nn.Module.__init__(self)

@@ -59,7 +59,7 @@ def by_modules(part: Projected, table: Tensor) -> tuple[Tensor, ...]:
 def test_one_stream(kind: type[nn.Module]) -> None:
     generator = torch.Generator().manual_seed(0)
     part, table = projected(5, kind, generator), torch.randn(5, SIZE // 2, 2, generator=generator)
-    for mine, expected in zip(norm_rope(part, table), by_modules(part, table), strict=True):
+    for mine, expected in zip(norm_rope(part, table, "img"), by_modules(part, table), strict=True):
         torch.testing.assert_close(mine, expected)
 
 
@@ -68,7 +68,7 @@ def test_a_module_in_the_place_of_a_norm_is_called_with_all_heads_of_a_token() -
     part, table = projected(5, AcrossHeadsNorm, generator), torch.randn(5, SIZE // 2, 2, generator=generator)
     around = InPlaceOf(part.norm_k)
     part = part._replace(norm_k=around)
-    for mine, expected in zip(norm_rope(part, table), by_modules(part, table), strict=True):
+    for mine, expected in zip(norm_rope(part, table, "img"), by_modules(part, table), strict=True):
         torch.testing.assert_close(mine, expected)
     assert around.shapes[0] == (5, HEADS * SIZE)
 

@@ -31,5 +31,5 @@ def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
     assert isinstance(adapters, Adapters)
     for stack in [part for part in module.modules() if isinstance(part, Stack)]:
         # from the start, batches and tables are told apart by what any layer may look at later
-        stack.add_module(AdapterKeys.NAME, AdapterKeys())
+        stack.add_module(AdapterKeys.NAME, AdapterKeys(adapters.copies.variant))
     adapters.add(Site(module, context, adapters.copies))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -116,13 +116,13 @@ class LoraLinear(AnyLinear):
 
 
 class AdapterKeys(nn.Module):
-    """Says for a stack which adapters its rows have, before any of its layers is wrapped."""
+    """Says for a stack which adapters its rows have, before any of its layers is wrapped, by `variant`."""
 
     NAME = "adapter_keys"
 
-    @property
-    def variant(self) -> Callable[[Owner], tuple[Lora, ...]]:
-        return owner_loras
+    def __init__(self, variant: Callable[[Owner], Hashable]) -> None:
+        super().__init__()
+        self.variant = variant
 
 
 def owner_loras(owner: Owner) -> tuple[Lora, ...]:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from omni_grpc.features.lora.layer import owner_loras
-from omni_grpc.features.lora.variants import MergedCache
+from omni_grpc.features.lora.variants import Chain, MergedCache
 from omni_grpc.loading.adapters.binding import Part
 from omni_grpc.loading.adapters.deltas import LowRank, Whole, is_rescaling
 from omni_grpc.loading.adapters.transforms import Dora, Transform
@@ -29,9 +29,6 @@ from omni_grpc.ops.linear import linear as product
 from omni_grpc.ops.quant import gelu_tanh
 
 INSTEAD = "fold it into the checkpoint with omni-grpc lora merge"
-
-Chain = tuple[tuple[str, float], ...]
-"""The adapters of a request that make a new weight of a layer, by Lora.key, and their scales, in its order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
