@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from omni_grpc.features.lora.runs import NONE, LayerPlan, Runs, runs_of
 from omni_grpc.nn.activations import Activation
-from omni_grpc.nn.linear import AnyLinear, Shard, activate, active
+from omni_grpc.nn.linear import AnyLinear, Linear, Shard, activate, active
 from omni_grpc.nn.rows import Owner
 from omni_grpc.nn.updates import Update
+from omni_grpc.ops.linear import linear, linear_gelu_tanh
+from omni_grpc.ops.lora import lora_merge, merges
 from omni_grpc.types.lora import Lora
 
 MAX_PLANS = 16
@@ -66,6 +68,8 @@ class LoraLinear(AnyLinear):
         changes of each row's adapters.
         """
         plan = self._plan(x)
+        if plan is not None and plan.merged and isinstance(x, Tensor) and (base := self._mergeable()) is not None:
+            return linear(x, lora_merge(base.weight, plan.low_rank), base.bias)
         y: Tensor = self.base(x)
         return y if plan is None else plan.add(y, x, gelu=False)
 
@@ -84,6 +88,8 @@ class LoraLinear(AnyLinear):
                 with activate(rows.narrow([row])):
                     outputs.append(self.gelu(part))
             return torch.cat(outputs)
+        if plan.merged and (base := self._mergeable()) is not None:
+            return linear_gelu_tanh(x, lora_merge(base.weight, plan.low_rank), base.bias)
         y: Tensor = self.base(x)
         return plan.add(y, x, gelu=True)
 
@@ -93,6 +99,13 @@ class LoraLinear(AnyLinear):
     def load_tensor(self, name: str, tensor: Tensor) -> None:
         """Passes weight [out, in] or bias [out] on to the wrapped layer."""
         self.base.load_tensor(name, tensor)
+
+    def _mergeable(self) -> Linear | None:
+        """The layer inside, if a batch may go through another weight than its own. Not in batch-invariant mode: a
+        request in other company would not.
+        """
+        base = self.base
+        return base if type(base) is Linear and not self.apart and merges(base.weight) else None
 
     def _plan(self, x: Activation) -> LayerPlan | None:
         """What is to be added for x [T, in], by the owners of the active rows; None: nothing."""
@@ -107,7 +120,7 @@ class LoraLinear(AnyLinear):
         if plan is None or not plan.holds(self.parts):
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
-            plan = self._plans[runs] = LayerPlan.make(runs, self.parts)
+            plan = self._plans[runs] = LayerPlan.make(runs, self.parts, self.in_features, self.out_features)
         return None if plan.empty else plan
 
 
