@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.features.lora.runs import NONE, LayerPlan, Runs, runs_of
-from omni_grpc.nn.activations import Activation
+from omni_grpc.nn.activations import Activation, quantize
 from omni_grpc.nn.linear import AnyLinear, Linear, Shard, activate, active
 from omni_grpc.nn.rows import Owner
 from omni_grpc.nn.updates import Update
@@ -68,10 +68,15 @@ class LoraLinear(AnyLinear):
         changes of each row's adapters.
         """
         plan = self._plan(x)
-        if plan is not None and plan.merged and isinstance(x, Tensor) and (base := self._mergeable()) is not None:
-            return linear(x, lora_merge(base.weight, plan.low_rank), base.bias)
+        if plan is None:
+            out: Tensor = self.base(x)
+            return out
+        if isinstance(x, Tensor):
+            if plan.merged and (base := self._mergeable()) is not None:
+                return linear(x, lora_merge(base.weight, plan.low_rank), base.bias)
+            x = self._as_read(x)
         y: Tensor = self.base(x)
-        return y if plan is None else plan.add(y, x, gelu=False)
+        return plan.add(y, x, gelu=False)
 
     def gelu(self, x: Tensor) -> Tensor:
         """GELU (tanh) of `self(x)`, [T, in] -> [T, out], in the pass that adds the changes; where there are none, it is
@@ -90,8 +95,9 @@ class LoraLinear(AnyLinear):
             return torch.cat(outputs)
         if plan.merged and (base := self._mergeable()) is not None:
             return linear_gelu_tanh(x, lora_merge(base.weight, plan.low_rank), base.bias)
-        y: Tensor = self.base(x)
-        return plan.add(y, x, gelu=True)
+        read = self._as_read(x)
+        y: Tensor = self.base(read)
+        return plan.add(y, read, gelu=True)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self.base.shapes()
@@ -99,6 +105,15 @@ class LoraLinear(AnyLinear):
     def load_tensor(self, name: str, tensor: Tensor) -> None:
         """Passes weight [out, in] or bias [out] on to the wrapped layer."""
         self.base.load_tensor(name, tensor)
+
+    def _as_read(self, x: Tensor) -> Activation:
+        """x [T, in] as the layer inside reads it: what is added must not depend on whether x came in codes, which it
+        does in some batches. Codes of a layer that has some of the inputs are made by all ranks, and inside of it.
+        """
+        kind = self.base.activation_dtype
+        if kind is None or (self.shard is not None and self.shard.inputs is not None):
+            return x
+        return quantize(x, kind)
 
     def _mergeable(self) -> Linear | None:
         """The layer inside, if a batch may go through another weight than its own. Not in batch-invariant mode: a
