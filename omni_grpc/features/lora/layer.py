@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.features.lora.runs import NONE, LayerPlan, Runs, runs_of
-from omni_grpc.nn.activations import Activation, quantize
+from omni_grpc.nn.activations import Activation, for_readers
 from omni_grpc.nn.linear import AnyLinear, Linear, Shard, activate, active
 from omni_grpc.nn.rows import Owner
 from omni_grpc.nn.updates import Update
@@ -110,10 +110,7 @@ class LoraLinear(AnyLinear):
         """x [T, in] as the layer inside reads it: what is added must not depend on whether x came in codes, which it
         does in some batches. Codes of a layer that has some of the inputs are made by all ranks, and inside of it.
         """
-        kind = self.base.activation_dtype
-        if kind is None or (self.shard is not None and self.shard.inputs is not None):
-            return x
-        return quantize(x, kind)
+        return x if self.shard is not None and self.shard.inputs is not None else for_readers(x, (self.base,))
 
     def _mergeable(self) -> Linear | None:
         """The layer inside, if a batch may go through another weight than its own. Not in batch-invariant mode: a
