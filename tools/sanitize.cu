@@ -212,6 +212,24 @@ void lora(int64_t in, int64_t out, int32_t rank, Code code, bool gelu) {
   check("lora_add", omni_lora_add_cuda(&call, nullptr));
 }
 
+// Two parts, of all rows and of some.
+void lora_merge(int64_t in, int64_t out, int32_t rank) {
+  Memory memory;
+  omni::LoraAdd call{};
+  for (int p = 0; p < 2; ++p) {
+    omni::LoraPart& part = call.part[p];
+    part.row_begin = p == 1 ? static_cast<int32_t>(out / 3) : 0, part.row_end = static_cast<int32_t>(out);
+    part.rank = rank + p, part.scale = 1.f + 0.5f * static_cast<float>(p);
+    part.down = memory.numbers(part.rank * in, Dtype::kBFloat16);
+    part.up = memory.numbers((part.row_end - part.row_begin) * part.rank, Dtype::kBFloat16);
+  }
+  call.run[0].end_part = 2, call.runs = 1;
+  call.x = memory.numbers(out * in, Dtype::kBFloat16), call.y = memory.made(out * in * sizeof(__nv_bfloat16));
+  call.x_stride = call.y_stride = in, call.in = static_cast<int32_t>(in), call.out = static_cast<int32_t>(out);
+  call.dtype = Dtype::kBFloat16;
+  check("lora_merge", omni_lora_merge_cuda(&call, nullptr));
+}
+
 // Outputs of unlike lengths: guided and not, rescaled and not.
 void step(int64_t tokens, int64_t channels, Dtype of_prediction, Dtype of_latents, omni::GuidanceNorm norm,
           float rescale) {
@@ -401,6 +419,10 @@ int main() {
     for (const int32_t rank : {1, 15, 16, 40}) lora(264, 200, rank, code, rank == 15);
     lora(1, 1, 3, code, true);
     lora(100, 77, 8, code, false);
+  }
+  for (const int32_t rank : {1, 16, 130}) {
+    lora_merge(264, 200, rank);
+    lora_merge(77, 65, rank);
   }
   for (const Dtype dtype : {kHalf, kFull}) {
     compare(100003, dtype);

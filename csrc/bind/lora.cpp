@@ -30,12 +30,12 @@ struct Lists {
   const std::vector<double>& scales;
 };
 
-bool fits(const Lists& lists, const int64_t* part, int64_t inputs, int64_t outputs) {
-  const auto count = static_cast<int64_t>(lists.factors.size());
+bool fits(const std::vector<Tensor>& factors, const int64_t* part, int64_t inputs, int64_t outputs) {
+  const auto count = static_cast<int64_t>(factors.size());
   if (part[0] < -1 || part[0] >= count || part[1] < 0 || part[1] >= count || part[2] < 0) return false;
-  const Tensor& up = lists.factors[part[1]];
+  const Tensor& up = factors[part[1]];
   if (part[0] < 0) return up.dim() == 1 && up.size(0) <= outputs - part[2];
-  const Tensor& down = lists.factors[part[0]];
+  const Tensor& down = factors[part[0]];
   return up.dim() == 2 && up.size(0) <= outputs - part[2] && down.dim() == 2 && down.size(0) == up.size(1) &&
          down.size(1) == inputs;
 }
@@ -71,7 +71,7 @@ void check_lora_add(const Tensor& y, const Tensor& x, const Optional& scale, con
     end = first + tokens;
   }
   for (int64_t part = 0; part < count; ++part)
-    STD_TORCH_CHECK(fits(lists, &lists.parts[kPartNumbers * part], x.size(1), y.size(1)), "lora_add: part ", part,
+    STD_TORCH_CHECK(fits(lists.factors, &lists.parts[kPartNumbers * part], x.size(1), y.size(1)), "lora_add: part ", part,
                     " does not fit ", x.size(1), " inputs and ", y.size(1), " outputs");
 }
 
@@ -187,6 +187,49 @@ void run_cuda(LoraAdd& call, const Tensor& y, int64_t inner) {
   omni::launch("lora_add", &omni_lora_add_cuda, call, y);
 }
 
+Tensor lora_merge(const Tensor& weight, std::vector<Tensor> factors, std::vector<int64_t> parts,
+                  std::vector<double> scales) {
+  STD_TORCH_CHECK(weight.dim() == 2, "lora_merge: weight must be [N, K], got ", weight.dim(), " dimensions");
+  bool alike = true;
+  for (const Tensor& each : factors)
+    alike = alike && each.device() == weight.device() && each.scalar_type() == weight.scalar_type();
+  STD_TORCH_CHECK(alike, "lora_merge: factors must be on the device of weight, in its dtype");
+  STD_TORCH_CHECK(parts.size() == kPartNumbers * scales.size(), "lora_merge: ", parts.size(), " numbers of parts and ",
+                  scales.size(), " scales do not match");
+  STD_TORCH_CHECK(weight.scalar_type() == ScalarType::BFloat16 && scales.size() <= omni::kLoraParts,
+                  "lora_merge: the kernel takes bfloat16 and ", omni::kLoraParts,
+                  " parts; the function of this name in omni_grpc.ops serves all");
+  for (Tensor& factor : factors) factor = omni::contiguous(factor);
+  const Tensor from = omni::with_dense_rows(weight);
+  Tensor merged = omni::new_empty(weight, {weight.size(0), weight.size(1)});
+  LoraAdd call{};
+  for (size_t part = 0; part < scales.size(); ++part) {
+    const int64_t* place = &parts[kPartNumbers * part];
+    STD_TORCH_CHECK(place[0] >= 0 && fits(factors, place, weight.size(1), weight.size(0)),
+                    "lora_merge: part ", part, " does not fit ", weight.size(1), " inputs and ", weight.size(0),
+                    " outputs");
+    const Tensor& up = factors[place[1]];
+    LoraPart& made = call.part[part];
+    made.down = factors[place[0]].const_data_ptr();
+    made.up = up.const_data_ptr();
+    made.rank = static_cast<int32_t>(up.size(1));
+    made.row_begin = static_cast<int32_t>(place[2]);
+    made.row_end = static_cast<int32_t>(place[2] + up.size(0));
+    made.scale = static_cast<float>(scales[part]);
+  }
+  call.run[0].end_part = static_cast<int32_t>(scales.size());
+  call.runs = 1;
+  call.x = from.const_data_ptr();
+  call.y = merged.mutable_data_ptr();
+  call.x_stride = from.stride(0);
+  call.y_stride = merged.stride(0);
+  call.in = static_cast<int32_t>(weight.size(1));
+  call.out = static_cast<int32_t>(weight.size(0));
+  call.dtype = omni::Dtype::kBFloat16;
+  if (weight.size(0) > 0 && weight.size(1) > 0) omni::launch("lora_merge", &omni_lora_merge_cuda, call, weight);
+  return merged;
+}
+
 #endif
 
 }  // namespace
@@ -194,5 +237,8 @@ void run_cuda(LoraAdd& call, const Tensor& y, int64_t inner) {
 STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CPU, m) { m.impl("lora_add", TORCH_BOX(&lora_add<run_cpu>)); }
 
 #ifdef OMNI_GRPC_CUDA_ARCHS
-STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) { m.impl("lora_add", TORCH_BOX(&lora_add<run_cuda>)); }
+STABLE_TORCH_LIBRARY_IMPL(omni_grpc, CUDA, m) {
+  m.impl("lora_add", TORCH_BOX(&lora_add<run_cuda>));
+  m.impl("lora_merge", TORCH_BOX(&lora_merge));
+}
 #endif

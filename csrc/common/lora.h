@@ -62,4 +62,8 @@ void omni_lora_add_cpu(const omni::LoraAdd* call, int32_t run, int64_t begin, in
 
 // Launches on `stream` (a cudaStream_t); y is bfloat16. Returns null, or what is wrong in words.
 const char* omni_lora_add_cuda(const omni::LoraAdd* call, void* stream);
+
+// The same of lora_merge: x is the weight [out, in] and y what it becomes, both bfloat16, and the one run has the parts,
+// none of them a vector.
+const char* omni_lora_merge_cuda(const omni::LoraAdd* call, void* stream);
 }

@@ -14,13 +14,24 @@
 #include "../common/device.cuh"
 #include "../common/dtype.h"
 #include "../common/lora.h"
+#include "lora.cuh"
 
 namespace {
 
 namespace wmma = nvcuda::wmma;
 
+using omni::copy_pack;
+using omni::copy_row;
+using omni::kColumns;
+using omni::kExpandThreads;
+using omni::kExpandTokens;
 using omni::kLoraBlock;
 using omni::kPack;
+using omni::kPacks;
+using omni::kPacksOfRow;
+using omni::kRankPitch;
+using omni::kRanks;
+using omni::kSumPitch;
 using omni::kWarp;
 using omni::LoraAdd;
 using omni::LoraPart;
@@ -41,32 +52,6 @@ __device__ __forceinline__ Tile tile_of(const LoraAdd& call, int64_t number, int
     number -= tiles;
   }
   return {run, number * tokens};
-}
-
-// 16 bytes from global to shared memory in the background, or zeros.
-__device__ __forceinline__ void copy_pack(void* to, const void* from, bool there) {
-  if (there) {
-    __pipeline_memcpy_async(to, from, 16);
-  } else {
-    *static_cast<uint4*>(to) = make_uint4(0u, 0u, 0u, 0u);
-  }
-}
-
-// 16 bytes of a row of `count` elements from `column` on: in the background where the row is aligned, else one by one.
-template <class X>
-__device__ __forceinline__ void copy_row(X* to, const X* row, int64_t column, int64_t count, bool there, bool vector) {
-  constexpr int kElements = 16 / sizeof(X);
-  if (vector || !there) {
-    copy_pack(to, row + column, there && column < count);
-    return;
-  }
-  for (int j = 0; j < kElements; ++j) {
-    if (column + j < count) {
-      to[j] = row[column + j];
-    } else {
-      to[j] = X{};
-    }
-  }
 }
 
 // The values of four codes, without their scale. Both kinds of codes are exact in bfloat16.
@@ -249,16 +234,6 @@ __global__ void __launch_bounds__(kShrinkThreads, 4)
 
 // --- expand: y += [tokens, ranks] -> [tokens, out] -------------------------------------------------------------------
 
-constexpr int kExpandThreads = 256;
-constexpr int kExpandTokens = 64;
-constexpr int kColumns = 128;
-constexpr int kChunk = 4;                             // blocks of ranks at a time
-constexpr int kRanks = kChunk * kLoraBlock;
-constexpr int kRankPitch = kRanks + 8;
-constexpr int kSumPitch = kColumns + 4;
-constexpr int kPacksOfRow = kColumns / kPack;
-constexpr int kPacks = kExpandTokens * kPacksOfRow / kExpandThreads;  // of a thread
-
 struct Expand {
   struct Loads {
     alignas(32) BFloat16 inner[kExpandTokens][kRankPitch];
@@ -415,9 +390,7 @@ const char* launch_shrink(const LoraAdd& call, const Sizes& sizes, cudaStream_t 
     return omni::no_block();
   const int64_t chunks = (sizes.blocks + kBlocks - 1) / kBlocks, blocks = sizes.shrink_tiles * chunks;
   if (blocks > INT32_MAX) return "more tokens than a grid has blocks";
-  bool vector_down = call.in % kPack == 0;
-  for (int i = 0; i < call.run[call.runs - 1].end_part; ++i)
-    vector_down = vector_down && (call.part[i].down == nullptr || omni::aligned(call.part[i].down, 0, 1));
+  const bool vector_down = omni::has_vector_downs(call);
   const bool vector_x = call.in % (16 / sizeof(X)) == 0 && omni::aligned(call.x, call.x_stride, sizeof(X));
   kernel<<<static_cast<unsigned>(blocks), kShrinkThreads, kShared, stream>>>(call, static_cast<int>(chunks), vector_x,
                                                                             vector_down);

@@ -7,6 +7,7 @@ part is what one adapter adds to adjacent outputs: scale * up [n, r] @ down [r, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from omni_grpc.ops.declare import op
+from omni_grpc.ops.library import kernels_on
 from omni_grpc.ops.quant import gelu_tanh
 
 RUN, PART = 3, 3
@@ -129,6 +131,58 @@ def lora_add_op(
         at += count
     if gelu:
         y.copy_(gelu_tanh(y))
+
+
+def lora_merge(weight: Tensor, plan: LoraPlan) -> Tensor:
+    """`lora_merge_op` with the lists of a plan of one run: weight [N, K] -> [N, K]."""
+    merge = lora_merge_op if plan.fits else lora_merge_op.reference
+    return merge(weight, plan.factors, plan.parts, plan.scales)
+
+
+def merges(weight: Tensor) -> bool:
+    """Whether a kernel serves `lora_merge` of a weight [N, K]. The reference takes longer than it spares."""
+    return _merged_by_kernel(weight) and _has_merge_kernel()
+
+
+@functools.cache
+def _has_merge_kernel() -> bool:
+    return "lora_merge" in kernels_on("cuda")
+
+
+def _merged_by_kernel(weight: Tensor) -> bool:
+    return weight.is_cuda and weight.dtype == torch.bfloat16
+
+
+@op(kernel_if=_merged_by_kernel, of=("weight",))
+def lora_merge_op(weight: Tensor, factors: Sequence[Tensor], parts: Sequence[int], scales: Sequence[float]) -> Tensor:
+    """The weight [N, K] of a layer to which all tokens add the same: weight + scale * up @ down of each part.
+
+    factors, parts and scales as `lora_add_op` takes them, without vectors. Rounded once; the kernel, for bfloat16 on
+    CUDA, rounds scale * up before. Raises RuntimeError where shapes, dtypes or devices disagree.
+    """
+    torch._check(weight.dim() == 2, lambda: f"lora_merge: weight must be [N, K], got {weight.dim()} dimensions")
+    torch._check(
+        all(each.dtype == weight.dtype and each.device == weight.device for each in factors),
+        lambda: "lora_merge: factors must be on the device of weight, in its dtype",
+    )
+    torch._check(
+        len(parts) == PART * len(scales),
+        lambda: f"lora_merge: {len(parts)} numbers of parts and {len(scales)} scales do not match",
+    )
+    outputs, inputs = weight.shape
+    merged = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
+    for part, scale in enumerate(scales):
+        down, up, row = parts[PART * part : PART * (part + 1)]
+        torch._check(
+            0 <= down < len(factors)
+            and 0 <= up < len(factors)
+            and row >= 0
+            and _fits(factors, down, up, inputs, outputs - row),
+            lambda part=part: f"lora_merge: part {part} does not fit {inputs} inputs and {outputs} outputs",
+        )
+        height = factors[up].shape[0]
+        merged[row : row + height].addmm_(factors[up].to(merged.dtype), factors[down].to(merged.dtype), alpha=scale)
+    return merged.to(weight.dtype)
 
 
 def _check(

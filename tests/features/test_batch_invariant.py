@@ -15,7 +15,6 @@ from omni_grpc.features import Context, batch_invariant, lora, quant
 from omni_grpc.features.batch_invariant import RowwiseLinear
 from omni_grpc.features.quant import QuantizedLinear
 from omni_grpc.loading.checkpoint import WeightTarget
-from omni_grpc.nn import updates
 from omni_grpc.nn.linear import Linear, activate
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.stack import Stack
@@ -92,18 +91,21 @@ def test_a_layer_in_8_bits_gets_one_way_for_any_number_of_tokens() -> None:
         assert [name for name, part in module.named_modules() if isinstance(part, RowwiseLinear)] == ["head"]
 
 
-def test_rows_with_the_same_adapters_are_computed_apart(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_the_same_adapters_are_computed_apart(tmp_path: Any) -> None:
     module = nn.Module()
     module.layer = Linear(6, 8, stream="img").requires_grad_(False)
     save({"q.lora_A.weight": torch.randn(2, 6), "q.lora_B.weight": torch.randn(8, 2)}, tmp_path / "a.safetensors")
     here = context(places={"q": WeightTarget("layer")})
     lora.apply(module, LoraConfig(lora={"a": str(tmp_path / "a.safetensors")}), here)
-    both, x, seen = (Lora(lora_id="a"),), torch.randn(7, 6), []
-    product = torch.nn.functional.linear
-    monkeypatch.setattr(updates.F, "linear", lambda x, *others: seen.append(len(x)) or product(x, *others))
-    with activate(rows(both, both)):
-        module.layer(x)
-    assert seen[1::2] == [3, 4], "after the layer itself, which has no need to"
+    both, x = (Lora(lora_id="a"),), torch.randn(7, 6)
+    batch = rows(both, both)
+    with activate(batch):
+        together = module.layer(x)
+    (plan,) = module.layer._plans.values()
+    assert plan.low_rank.runs == [0, 3, 1, 3, 4, 1], "first token, tokens, parts"
+    for row, part in enumerate(x.split([3, 4])):
+        with activate(batch.narrow([row])):
+            assert torch.equal(module.layer(part), together.split([3, 4])[row])
 
 
 @pytest.mark.parametrize(

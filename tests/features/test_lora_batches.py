@@ -13,6 +13,7 @@ from torch import Tensor
 
 from omni_grpc.features.batch_invariant import RowwiseLinear
 from omni_grpc.features.lora import LoraLinear
+from omni_grpc.features.lora import layer as layer_module
 from omni_grpc.features.lora.layer import MAX_PLANS
 from omni_grpc.features.quant import QuantizedLinear
 from omni_grpc.nn.activations import QuantizedActivation, quantize
@@ -20,6 +21,7 @@ from omni_grpc.nn.linear import AnyLinear, Linear, activate
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.nn.updates import BiasUpdate, DenseUpdate, KronUpdate, LowRankUpdate, Update
 from omni_grpc.ops.gemm_kernels import AUTO, INVARIANT
+from omni_grpc.ops.lora import LoraPlan, lora_merge
 from omni_grpc.types.lora import Lora
 
 INPUTS, OUTPUTS = 48, 96
@@ -207,6 +209,51 @@ def test_a_plan_is_made_when_adapters_change_and_not_at_each_step(generator: tor
         last = layer(x)
     torch.testing.assert_close(last.split(LENGTHS)[6], after.split(LENGTHS)[6] + 1)
     assert torch.equal(last.split(LENGTHS)[4], after.split(LENGTHS)[4])
+
+
+@DEVICES
+@pytest.mark.parametrize("few", [False, True], ids=["many", "few"])
+@torch.inference_mode()
+def test_many_tokens_with_the_same_adapters_go_through_a_merged_weight(
+    device: str, few: bool, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merging reads and writes 48 x 96 weights; adding takes 48 + 2 * 96 numbers for each token: from 39 tokens on."""
+    merged = []
+
+    def merge(weight: Tensor, plan: LoraPlan) -> Tensor:
+        merged.append(weight)
+        return lora_merge(weight, plan)
+
+    monkeypatch.setattr(layer_module, "lora_merge", merge)
+    monkeypatch.setattr(layer_module, "merges", lambda weight: True)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    layer = wrapped("plain", device, dtype, generator)
+    both = (Lora(lora_id="fused", scale=0.5), Lora(lora_id="r17", scale=-2.0))
+    rows = Rows(
+        [(SimpleNamespace(request=SimpleNamespace(loras=both)), branch) for branch in ("cond", "uncond")],
+        [Row.of(img=18 if few else 19), Row.of(img=20)],
+        LayoutCache(device),
+    )
+    x = tokens_for(rows, device, dtype, generator)
+    want = layer.base(x).double() + changes(layer, rows, x)
+    close = {"rtol": 0.03, "atol": 0.1} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    with activate(rows):
+        torch.testing.assert_close(layer(x).double(), want, **close)
+        torch.testing.assert_close(layer.gelu(x).double(), F.gelu(want, approximate="tanh"), **close)
+    assert len(merged) == (0 if few else 2)
+    # one row of others, a vector beside the factors, or rows that must not depend on each other: nothing is merged
+    merged.clear()
+    vector = BiasUpdate(torch.ones(OUTPUTS, device=device, dtype=dtype), slice(0, OUTPUTS))
+    layer.put("fused", [*layer.parts["fused"], vector])
+    with activate(rows):
+        torch.testing.assert_close(layer(x).double(), want + 0.5, **close)
+    mixed = rows_of(device=device)
+    with activate(mixed):
+        layer(tokens_for(mixed, device, dtype, generator))
+    apart = wrapped("plain", device, dtype, generator, apart=True)
+    with activate(rows):
+        apart(x)
+    assert not merged
 
 
 @torch.inference_mode()

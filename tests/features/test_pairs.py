@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from omni_grpc.nn.activations import Activation, quantize
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.types.lora import Lora
 from omni_grpc.types.step_cache import CacheDraft
@@ -170,8 +171,13 @@ def by_layer(suite: Suite, component: str, loras: tuple[Lora, ...]) -> dict[str,
 def compare(base: AnyLinear, change: AnyLinear, checked: list[torch.dtype]) -> Callable[..., None]:
     """Holds each output of a layer against the same layer without adapters, plus the exact change."""
 
-    def hook(layer: AnyLinear, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-        expected = base(*inputs) + change(inputs[0])
+    def hook(layer: AnyLinear, inputs: tuple[Activation, ...], out: Tensor) -> None:
+        (x,) = inputs
+        if isinstance(x, Tensor) and base.activation_dtype is not None:
+            x = quantize(x, base.activation_dtype)
+        # adapters change what the layer reads
+        read = x if isinstance(x, Tensor) else x.codes.float() * x.scale[:, None]
+        expected = base(x) + change(read)
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=TOLERANCE)
         checked.append(base.weight.dtype)
 

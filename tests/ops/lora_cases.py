@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from omni_grpc.ops.lora import LoraPlan, lora_add, lora_add_op
+from omni_grpc.ops.lora import LoraPlan, lora_add, lora_add_op, lora_merge
 from omni_grpc.ops.quant import quantize_rows
 
 F32, BF16, FP8, INT8 = torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8
@@ -202,9 +202,34 @@ def check_size_of_a_model(device: str, seed: int) -> None:
         assert error < 0.01, f"{case} on {device}, seed {seed}: {float(error)}"
 
 
+def check_merged_weights(device: str, seed: int) -> None:
+    """Each element against float64, within the rounding of the second factor and of the result."""
+    shapes = ((1, 1, (1,)), (65, 77, (17,)), (200, 136, (16, 40)), (64, 264, (130,)), (3072, 1536, (16, 64)))
+    for (outputs, inputs_, ranks), split, view in itertools.product(shapes, (False, True), ("whole", "slice")):
+        if split and outputs < len(ranks) * 3:
+            continue
+        case = Case((1,), inputs_, outputs, ranks, len(ranks), BF16, split=split)
+        generator = torch.Generator().manual_seed(seed)
+        _, _, _, runs = inputs(case, device, seed)
+        weight = as_view(torch.randn(outputs, inputs_, generator=generator).to(device, BF16), view)
+        want, size = weight.double(), weight.double().abs()
+        for down, up, row, factor in runs[0][2]:
+            assert down is not None
+            want[row : row + len(up)] += factor * up.double() @ down.double()
+            size[row : row + len(up)] += abs(factor) * up.double().abs() @ down.double().abs()
+        merged = lora_merge(weight, LoraPlan.of(runs))
+        assert (merged.shape, merged.dtype) == (weight.shape, BF16)
+        wrong = (merged.double() - want).abs() > 2 * torch.finfo(BF16).eps * size
+        assert not wrong.any(), f"{case} {view} on {device}, seed {seed}: {int(wrong.sum())} of {wrong.numel()} wrong"
+
+
 def _as_float(plan: LoraPlan) -> LoraPlan:
     return dataclasses.replace(plan, factors=[factor.float() for factor in plan.factors])
 
 
-CHECKS: tuple[Callable[[str, int], None], ...] = (check_bits_alone_and_in_company, check_other_adapters_do_not_matter)
+CHECKS: tuple[Callable[[str, int], None], ...] = (
+    check_bits_alone_and_in_company,
+    check_other_adapters_do_not_matter,
+    check_merged_weights,
+)
 CUDA_CHECKS: tuple[Callable[[str, int], None], ...] = (*CHECKS, check_size_of_a_model)

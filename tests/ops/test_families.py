@@ -70,9 +70,15 @@ def test_every_op_that_is_to_have_one_names_a_cuda_kernel() -> None:
 
 WITHOUT_CPU_KERNEL = {
     *("attention_q", "attention_quantize", "quantize_heads", "varlen_attention", "varlen_attention_quantized"),
-    *("gemm_q_configured", "qk_norm_rope_quantize_heads", "qk_norm_rope_quantize_tiles", "qk_norm_rope_quantize"),
+    *(
+        "gemm_q_configured",
+        "lora_merge",
+        "qk_norm_rope_quantize_heads",
+        "qk_norm_rope_quantize_tiles",
+        "qk_norm_rope_quantize",
+    ),
 }
-"""Ops of codes that only a GPU multiplies, and those that hand a call on."""
+"""Ops of codes that only a GPU multiplies, those that hand a call on, and one that a CPU has no use for."""
 
 
 @pytest.mark.skipif(not ops.load_native().loaded, reason="no op library")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from omni_grpc import ops
-from omni_grpc.ops.lora import MOST_PARTS, MOST_RUNS, LoraPlan, lora_add, lora_add_op
+from omni_grpc.ops.lora import MOST_PARTS, MOST_RUNS, LoraPlan, lora_add, lora_add_op, lora_merge_op
 from tests.ops.lora_cases import Case, check_case, inputs
 
 OP = torch.ops.omni_grpc.lora_add.default
@@ -92,4 +92,29 @@ Y, X, DOWN, UP = torch.zeros(5, 2), torch.zeros(5, 3), torch.zeros(1, 3), torch.
 def test_wrong_inputs_are_refused_alike(message: str, arguments: tuple, function: Callable[..., object]) -> None:
     with pytest.raises(RuntimeError, match=r"lora_add: ") as caught:
         function(*arguments, False)
+    assert message in str(caught.value)
+
+
+def test_merge_by_hand() -> None:
+    weight, down, up = torch.eye(2), torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0]])
+    assert lora_merge_op(weight, [down, up], [0, 1, 1], [0.5]).tolist() == [[1.0, 0.0], [1.0, 4.0]]
+    assert torch.equal(weight, torch.eye(2))
+
+
+WEIGHT = torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    {
+        "weight must be [N, K]": (WEIGHT[0], [], [], []),
+        "in its dtype": (WEIGHT, [DOWN.bfloat16(), UP], [0, 1, 0], [1.0]),
+        "3 numbers of parts and 2 scales": (WEIGHT, [DOWN, UP], [0, 1, 0], [1.0, 1.0]),
+        "part 0 does not fit 3 inputs and 2 outputs": (WEIGHT, [DOWN, UP], [0, 1, 1], [1.0]),
+        "part 0 does not fit": (WEIGHT, [DOWN, UP], [-1, 1, 0], [1.0]),
+    }.items(),
+)
+def test_a_merge_of_wrong_inputs_is_refused(message: str, arguments: tuple) -> None:
+    with pytest.raises(RuntimeError, match=r"lora_merge: ") as caught:
+        lora_merge_op(*arguments)
     assert message in str(caught.value)

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.features.lora.runs import NONE, LayerPlan, Runs, runs_of
-from omni_grpc.nn.activations import Activation
-from omni_grpc.nn.linear import AnyLinear, Shard, activate, active
+from omni_grpc.nn.activations import Activation, for_readers
+from omni_grpc.nn.linear import AnyLinear, Linear, Shard, activate, active
 from omni_grpc.nn.rows import Owner
 from omni_grpc.nn.updates import Update
+from omni_grpc.ops.linear import linear, linear_gelu_tanh
+from omni_grpc.ops.lora import lora_merge, merges
 from omni_grpc.types.lora import Lora
 
 MAX_PLANS = 16
@@ -66,8 +68,15 @@ class LoraLinear(AnyLinear):
         changes of each row's adapters.
         """
         plan = self._plan(x)
+        if plan is None:
+            out: Tensor = self.base(x)
+            return out
+        if isinstance(x, Tensor):
+            if plan.merged and (base := self._mergeable()) is not None:
+                return linear(x, lora_merge(base.weight, plan.low_rank), base.bias)
+            x = self._as_read(x)
         y: Tensor = self.base(x)
-        return y if plan is None else plan.add(y, x, gelu=False)
+        return plan.add(y, x, gelu=False)
 
     def gelu(self, x: Tensor) -> Tensor:
         """GELU (tanh) of `self(x)`, [T, in] -> [T, out], in the pass that adds the changes; where there are none, it is
@@ -84,8 +93,11 @@ class LoraLinear(AnyLinear):
                 with activate(rows.narrow([row])):
                     outputs.append(self.gelu(part))
             return torch.cat(outputs)
-        y: Tensor = self.base(x)
-        return plan.add(y, x, gelu=True)
+        if plan.merged and (base := self._mergeable()) is not None:
+            return linear_gelu_tanh(x, lora_merge(base.weight, plan.low_rank), base.bias)
+        read = self._as_read(x)
+        y: Tensor = self.base(read)
+        return plan.add(y, read, gelu=True)
 
     def full_precision(self) -> tuple[Tensor, Tensor | None]:
         """Those of the layer inside, float32 [out, in] and [out]."""
@@ -97,6 +109,19 @@ class LoraLinear(AnyLinear):
     def load_tensor(self, name: str, tensor: Tensor) -> None:
         """Passes weight [out, in] or bias [out] on to the wrapped layer."""
         self.base.load_tensor(name, tensor)
+
+    def _as_read(self, x: Tensor) -> Activation:
+        """x [T, in] as the layer inside reads it: what is added must not depend on whether x came in codes, which it
+        does in some batches. Codes of a layer that has some of the inputs are made by all ranks, and inside of it.
+        """
+        return x if self.shard is not None and self.shard.inputs is not None else for_readers(x, (self.base,))
+
+    def _mergeable(self) -> Linear | None:
+        """The layer inside, if a batch may go through another weight than its own. Not in batch-invariant mode: a
+        request in other company would not.
+        """
+        base = self.base
+        return base if type(base) is Linear and not self.apart and merges(base.weight) else None
 
     def _plan(self, x: Activation) -> LayerPlan | None:
         """What is to be added for x [T, in], by the owners of the active rows; None: nothing."""
@@ -111,7 +136,7 @@ class LoraLinear(AnyLinear):
         if plan is None or not plan.holds(self.parts):
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
-            plan = self._plans[runs] = LayerPlan.make(runs, self.parts)
+            plan = self._plans[runs] = LayerPlan.make(runs, self.parts, self.in_features, self.out_features)
         return None if plan.empty else plan
 
 

@@ -75,14 +75,18 @@ class LayerPlan:
 
     of: the changes that it was made from, of each adapter, None for one that changes nothing of the layer.
     low_rank: all that has few ranks, or is a vector, in one op. others: (tokens, change, scale).
+    merged: all tokens have the same factors and nothing else, and are so many that it takes fewer bytes to add the
+    product of the factors to the weight, which is read and written once, than to read x and to read and write y again.
     """
 
     of: tuple[tuple[str, list[Update] | None], ...]
     low_rank: LoraPlan
     others: tuple[tuple[slice, Update, float], ...]
+    merged: bool
 
     @classmethod
-    def make(cls, runs: Runs, parts: Parts) -> LayerPlan:
+    def make(cls, runs: Runs, parts: Parts, inputs: int, outputs: int) -> LayerPlan:
+        """For a layer of so many inputs and outputs."""
         grouped, others = [], []
         for first, stop, loras in runs.each:
             mine: list[tuple[Tensor | None, Tensor, int, float]] = []
@@ -97,7 +101,13 @@ class LayerPlan:
                             others.append((slice(first, stop), update, lora.scale))
             if mine:
                 grouped.append((first, stop - first, mine))
-        return cls(tuple((key, parts.get(key)) for key in runs.keys), LoraPlan.of(grouped), tuple(others))
+        alike = len(runs.each) == len(grouped) == 1 and not others
+        merged = (
+            alike
+            and all(down is not None for down, _, _, _ in grouped[0][2])
+            and runs.each[0][1] * (inputs + 2 * outputs) > 2 * inputs * outputs
+        )
+        return cls(tuple((key, parts.get(key)) for key in runs.keys), LoraPlan.of(grouped), tuple(others), merged)
 
     @property
     def empty(self) -> bool:
