@@ -65,7 +65,7 @@ def read(file: AdapterFile, pipeline: Any, parts: Mapping[str, nn.Module], known
             f"{dora.layer} of {file.path.name} is DoRA, which diffusers would load as a LoRA without its magnitudes; "
             "merge it into the checkpoint, or extract a LoRA from it",
         )
-    ours = _bound(file, pipeline, parts, known)
+    ours = _bound(file, parts, known)
     reading = ours
     if UNKNOWN in ours.skipped.values():
         try:
@@ -85,7 +85,7 @@ def read(file: AdapterFile, pipeline: Any, parts: Mapping[str, nn.Module], known
     return reading
 
 
-def _bound(file: AdapterFile, pipeline: Any, parts: Mapping[str, nn.Module], known: Mapping[str, Shapes]) -> Reading:
+def _bound(file: AdapterFile, parts: Mapping[str, nn.Module], known: Mapping[str, Shapes]) -> Reading:
     shares = _shares(file, parts)
     denoisers = tuple(name for name in parts if name not in shares)
     others = {layer for entries in shares.values() for layer in entries}
@@ -163,8 +163,15 @@ def _bound_encoder(file: AdapterFile, name: str, known: Shapes) -> Bound:
 
 def _renamed(file: AdapterFile, pipeline: Any, parts: Mapping[str, nn.Module], known: Mapping[str, Shapes]) -> Reading:
     """The same of the file as diffusers names its layers, told by the keys that it has itself. Raises NotRenamed."""
-    other = renamed(file, pipeline, parts)
-    reading = _bound(other.file, pipeline, parts, known)
+    shares = _shares(file, parts)
+    named = {layer for entries in shares.values() for layer in entries}
+    rest = {layer: entry for layer, entry in file.entries.items() if layer not in named}
+    other = renamed(dataclasses.replace(file, entries=rest), pipeline, [name for name in parts if name not in shares])
+    # those of text encoders have names that say which one it is, and keep them
+    kept = {layer: file.entries[layer] for layer in named}
+    entries = {**other.file.entries, **kept}
+    sources = {**other.sources, **{key: frozenset((key,)) for entry in kept.values() for key in entry.keys.values()}}
+    reading = _bound(dataclasses.replace(other.file, entries=entries, config=file.config), parts, known)
     # an alpha has no tensor of its own in what came out
     beside = {
         key: frozenset(entry.keys[part] for part in ("alpha", "scalar") if part in entry.keys)
@@ -173,14 +180,14 @@ def _renamed(file: AdapterFile, pipeline: Any, parts: Mapping[str, nn.Module], k
     }
 
     def origins(keys: frozenset[str]) -> frozenset[str]:
-        own = frozenset().union(*(other.sources[key] for key in keys))
+        own = frozenset().union(*(sources[key] for key in keys))
         return own.union(*(beside[key] for key in own))
 
     keys = {name: origins(found) for name, found in reading.keys.items()}
     used = frozenset().union(*keys.values())
     skipped = dict.fromkeys((key for key in file.keys if key not in used), DROPPED)
     for key, why in reading.skipped.items():
-        skipped |= {source: why for source in other.sources[key] if source not in used}
+        skipped |= {source: why for source in sources[key] if source not in used}
     for entry in file.entries.values():
         if not any(tensor.any() for part, tensor in entry.tensors.items() if part not in ("alpha", "scalar")):
             skipped |= {key: ZERO for key in entry.keys.values() if key not in used}

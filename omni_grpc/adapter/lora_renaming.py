@@ -15,11 +15,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from diffusers.utils.state_dict_utils import (
-    convert_state_dict_to_diffusers,
-    convert_state_dict_to_peft,
-    convert_unet_state_dict_to_peft,
-)
+from diffusers.models.normalization import AdaLayerNormContinuous
+from diffusers.utils.state_dict_utils import convert_unet_state_dict_to_peft
 from torch import Tensor
 
 from omni_grpc.loading.adapters.binding import FACTORED
@@ -89,17 +86,25 @@ def _bare(tensor: Tensor) -> Tensor:
 
 
 def renamed(file: AdapterFile, pipeline: Any, components: Iterable[str]) -> Renamed:
-    """The file as the pipeline's own conversion reads it. Raises NotRenamed."""
-    given = {
+    """The file as the pipeline's own conversion reads it; `components` are the denoisers. Raises NotRenamed."""
+    try:
+        converted = _convert(_given(file), pipeline, components)
+    except NotRenamed:
+        # some conversions have no use for alphas beside factors of some names, and need none: see below
+        given = {key: tensor for key, tensor in _given(file).items() if not key.endswith(".alpha")}
+        converted = _convert(given, pipeline, components)
+    sources = {key: _sources((tensor,)) for key, tensor in converted.items() if isinstance(tensor, Tensor)}
+    entries, others, _ = sorted_entries({key: _bare(converted[key]) for key, of in sources.items() if of})
+    made = dataclasses.replace(file, entries=entries, others=tuple(others), config={})
+    return Renamed(_with_halves(file, _scaled(file, made, sources), sources, pipeline), sources)
+
+
+def _given(file: AdapterFile) -> dict[str, Tensor]:
+    return {
         key: follow(entry.tensors[part], frozenset((key,)))
         for entry in file.entries.values()
         for part, key in entry.keys.items()
     }
-    converted = _convert(given, pipeline, components)
-    sources = {key: _sources((tensor,)) for key, tensor in converted.items() if isinstance(tensor, Tensor)}
-    entries, others, _ = sorted_entries({key: _bare(converted[key]) for key, of in sources.items() if of})
-    made = dataclasses.replace(file, entries=entries, others=tuple(others), config={})
-    return Renamed(_scaled(file, made, sources), sources)
 
 
 def _convert(given: dict[str, Tensor], pipeline: Any, components: Iterable[str]) -> dict[str, Any]:
@@ -112,22 +117,10 @@ def _convert(given: dict[str, Tensor], pipeline: Any, components: Iterable[str])
         kwargs["return_alphas"] = True
     try:
         result = convert(dict(given), **kwargs)
-        state = result[0] if isinstance(result, tuple) else result
-        found = {key: value for key, value in state.items() if key.partition(".")[0] not in components}
-        for component in components:
-            own = {key: value for key, value in state.items() if key.startswith(f"{component}.")}
-            found |= _to_peft(own, text="text" in component)
+        state = dict(result[0] if isinstance(result, tuple) else result)
+        return state if any("lora_A" in key for key in state) else dict(convert_unet_state_dict_to_peft(state))
     except Exception as error:  # a conversion raises anything over names that it does not know
         raise NotRenamed(f"diffusers does not know its names: {type(error).__name__}: {plain_text(error)}") from error
-    return found
-
-
-def _to_peft(state: dict[str, Any], *, text: bool) -> dict[str, Any]:
-    if not state or any("lora_A" in key for key in state):
-        return state
-    if text:
-        return dict(convert_state_dict_to_peft(convert_state_dict_to_diffusers(state)))
-    return dict(convert_unet_state_dict_to_peft(state))
 
 
 def _scaled(file: AdapterFile, made: AdapterFile, sources: Mapping[str, frozenset[str]]) -> AdapterFile:
@@ -164,6 +157,27 @@ def _scaled(file: AdapterFile, made: AdapterFile, sources: Mapping[str, frozense
             # no key of the file: it stands for what is the original's
             parts = {**entry.tensors, "alpha": alpha}
             entries[entry.layer] = dataclasses.replace(entry, tensors=parts, keys={**entry.keys})
+    return dataclasses.replace(made, entries=entries)
+
+
+def _with_halves(
+    file: AdapterFile, made: AdapterFile, sources: Mapping[str, frozenset[str]], pipeline: Any
+) -> AdapterFile:
+    """`made` with scale before shift where a last norm has them so. Original models have them the other way round, and
+    some conversions leave the rows as they were.
+    """
+    original = {key: entry for entry in file.entries.values() for key in entry.keys.values()}
+    entries = dict(made.entries)
+    for layer, entry in made.entries.items():
+        component, _, path = layer.rpartition(".")[0].partition(".")
+        try:
+            owner = getattr(pipeline, component).get_submodule(path)
+        except AttributeError:
+            continue  # no layer of the model, which the reader tells
+        up, source = entry.tensors["up"], min(sources[entry.keys["up"]])
+        unmoved = "adaLN_modulation" in source and torch.equal(up, original[source].tensors["up"])
+        if unmoved and isinstance(owner, AdaLayerNormContinuous):
+            entries[layer] = dataclasses.replace(entry, tensors={**entry.tensors, "up": up.roll(len(up) // 2, 0)})
     return dataclasses.replace(made, entries=entries)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 
@@ -17,7 +17,9 @@ def layers(component: nn.Module, *ends: str) -> list[str]:
     return [path for path, one in component.named_modules() if isinstance(one, kinds) and path.endswith(ends or "")]
 
 
-def factors(component: nn.Module, path: str, rank: int, random: torch.Generator, size: float = 0.3) -> tuple[Tensor, Tensor]:
+def factors(
+    component: nn.Module, path: str, rank: int, random: torch.Generator, size: float = 0.3
+) -> tuple[Tensor, Tensor]:
     """down [rank, in, ...], up [out, rank, ...], as large as to be seen."""
     shape = component.get_submodule(path).weight.shape
     down = torch.randn(rank, *shape[1:], generator=random) * size
@@ -59,3 +61,7 @@ def save(tensors: Mapping[str, Tensor], file: Path) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, file)
     return file
+
+
+def keys(file: Path) -> list[str]:
+    return list(load_file(file))

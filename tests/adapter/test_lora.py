@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import AutoPipelineForImage2Image, DiffusionPipeline, FirstBlockCacheConfig
 
-from omni_grpc.types.errors import ConfigError, InternalError, InvalidArgument, OperationCancelled
-from omni_grpc.types.lora import Lora
+from omni_grpc import Omni
+from omni_grpc.types.errors import InternalError, InvalidArgument, OperationCancelled
+from omni_grpc.types.lora import AppliedLora, Lora
+from omni_grpc.types.media import ImageInput, Inputs
+from omni_grpc.types.request import Draft, Task
 
 from . import lora_files
-from .conftest import equal, refused, same_memory
+from .conftest import GRADIENT, equal, refused, same_memory
 
 SMALL = {"width": 64, "height": 64}
 PIPELINES: dict[str, tuple[dict[str, Any], dict[str, tuple[str, ...]]]] = {
@@ -53,16 +58,17 @@ class Files:
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
 
-    def plain(self, adapter: Any, scales: dict[str, Any], **arguments: Any) -> Any:
+    def plain(self, adapter: Any, scales: dict[str, Any], pipeline: Any = None, **arguments: Any) -> Any:
         """What diffusers makes with these adapters and no others ever loaded."""
-        pipeline = self.pipeline()
+        pipeline = pipeline or self.pipeline()
         for name in scales:
             pipeline.load_lora_weights(str(self.paths[name]), adapter_name=name.replace(".", "_"))
         if scales:
             pipeline.set_adapters([name.replace(".", "_") for name in scales], list(scales.values()))
         same_memory(pipeline, adapter.pipeline)
         generator = torch.Generator("cpu").manual_seed(3)
-        called = {**self.size, **arguments, "num_inference_steps": 3, "output_type": "np"}
+        asked = {**self.size, **arguments, "num_inference_steps": 3, "output_type": "np"}
+        called = {name: value for name, value in asked.items() if value is not None}
         return pipeline(prompt="a red cat", generator=generator, **called)[0]
 
 
@@ -103,3 +109,119 @@ def test_adapters_give_what_plain_diffusers_gives_with_them(name: str, made: Any
     assert equal(adapter.run(**files.size, **ASKED, loras=loras(one=0.0, two_b=-0.5)).output, expected["two"])
     outputs = [expected[case] for case in expected]
     assert not any(equal(a, b) for n, a in enumerate(outputs) for b in outputs[n + 1 :]), "each changes something"
+
+
+def test_a_target_has_a_scale_of_its_own(made: Any, load: Any) -> None:
+    files = made("stable_diffusion")
+    adapter = load("stable_diffusion", lora=files.setting)
+    asked = (Lora(lora_id="one", scale=0.7, target="unet"), Lora(lora_id="one", scale=-0.4, target="text_encoder"))
+    both = files.plain(adapter, {"one": {"unet": 0.7, "text_encoder": -0.4}})
+    of_unet = files.plain(adapter, {"one": {"unet": 0.7, "text_encoder": 0.0}})
+    assert equal(adapter.run(**SMALL, **ASKED, loras=asked).output, both)
+    assert equal(adapter.run(**SMALL, **ASKED, loras=asked[:1]).output, of_unet)
+    assert not equal(both, of_unet)
+    with pytest.raises(InvalidArgument, match="'vae' is not a component that 'one' changes; it changes unet, text_enc"):
+        adapter.run(**SMALL, **ASKED, loras=(Lora(lora_id="one", target="vae"),))
+    with pytest.raises(InvalidArgument, match=r"'three' is not loaded; loaded: one, two\.b") as caught:
+        adapter.run(**SMALL, **ASKED, loras=(Lora(lora_id="three"),))
+    assert refused(caught.value) == {"sampling.loras.lora_id"}
+
+
+@pytest.mark.parametrize("name", ["stable_diffusion", "flux"])
+def test_a_cancelled_and_a_failed_request_leave_no_adapter_on(
+    name: str, made: Any, load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = made(name)
+    adapter = load(name, lora=files.setting)
+    plain = files.plain(adapter, {})
+    with_one = files.plain(adapter, {"one": 1.0})
+    for steps in (0, 1):
+        dropped = adapter.request(**files.size, steps=5, loras=loras(one=1.0, two_b=2.0))
+        adapter.runner.prepare(dropped)
+        for _ in range(steps):
+            adapter.runner.step((dropped.id,))
+        adapter.runner.drop((dropped.id,))
+        with pytest.raises(OperationCancelled):
+            adapter.runner.decode(dropped.id)
+        assert equal(adapter.run(**files.size, **ASKED).output, plain)
+
+    kind = type(adapter.pipeline.scheduler)
+    original, calls = kind.step, []
+
+    def failing(self: Any, model_output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(timestep)
+        if len(calls) == 2:
+            raise RuntimeError("made to fail")
+        return original(self, model_output, timestep, sample, *args, **kwargs)
+
+    failing.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    monkeypatch.setattr(kind, "step", failing)
+    with pytest.raises(InternalError, match="made to fail"):
+        adapter.run(**files.size, steps=5, loras=loras(two_b=2.0))
+    monkeypatch.undo()
+    assert equal(adapter.run(**files.size, **ASKED, loras=loras(one=1.0)).output, with_one)
+    # refused by the pipeline's own checks, with the adapters on
+    if name == "stable_diffusion":
+        with pytest.raises(InvalidArgument):
+            adapter.run(width=65, height=64, steps=2, loras=loras(two_b=2.0))
+    assert equal(adapter.run(**files.size, **ASKED).output, plain)
+
+
+def test_siblings_run_with_the_adapters_of_the_pipeline(made: Any, load: Any) -> None:
+    files = made("stable_diffusion")
+    adapter = load("stable_diffusion", lora=files.setting)
+    picture = {"image": PIL.Image.fromarray(GRADIENT), "strength": 0.7}
+    expected = {
+        scale: files.plain(
+            adapter,
+            {"one": scale} if scale else {},
+            pipeline=AutoPipelineForImage2Image.from_pipe(files.pipeline()),
+            **dict.fromkeys(("width", "height")),
+            **picture,
+        )
+        for scale in (0.0, 0.7)
+    }
+    source = Inputs(images=(ImageInput(64, 64, 3, GRADIENT.tobytes()),))
+    asked = {"task": Task.IMAGE_TO_IMAGE, "inputs": source, "strength": 0.7, **ASKED}
+    for scale in (0.7, 0.0, 0.7):
+        assert equal(adapter.run(**asked, loras=loras(one=scale)).output, expected[scale])
+
+
+def test_a_cache_of_diffusers_works_beside_adapters(made: Any, load: Any) -> None:
+    files = made("flux")
+    adapter = load("flux", lora=files.setting, cache_backend="first_block", cache_config={"threshold": 0.4})
+
+    def cached(scales: dict[str, float]) -> Any:
+        pipeline = files.pipeline()
+        pipeline.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.4))
+        return files.plain(adapter, scales, pipeline=pipeline)
+
+    expected = {0.7: cached({"one": 0.7}), 0.0: cached({})}
+    for scale in (0.7, 0.0, 0.7):
+        assert equal(adapter.run(**SMALL, **ASKED, loras=loras(one=scale)).output, expected[scale])
+    assert not equal(expected[0.0], files.plain(adapter, {})), "the cache is on"
+
+
+@pytest.mark.parametrize("name", ["flux", "ltx"])
+def test_blocks_that_are_offloaded_take_their_adapters_along(name: str, made: Any, load: Any) -> None:
+    files = made(name)
+    adapter = load(name, lora=files.setting, enable_layerwise_offload=True)
+    for scales in ({"one": 0.7, "two.b": 1.0}, {}, {"one": 0.7}):
+        expected = files.plain(adapter, scales)
+        asked = tuple(Lora(lora_id=key, scale=scale) for key, scale in scales.items())
+        assert equal(adapter.run(**files.size, **ASKED, loras=asked).output, expected)
+
+
+def test_replies_say_what_was_applied(made: Any) -> None:
+    files = made("stable_diffusion")
+    with Omni(str(files.checkpoint), device="cpu", cpu_threads=1, served_model_name="tiny", lora=files.setting) as omni:
+        draft = Draft(model="tiny", prompt="a red cat", **SMALL, steps=2, loras=loras(one=0.7, two_b=0.0))
+        result = omni.run(draft)
+    unet = sum(key.startswith("unet.") for key in lora_files.keys(files.paths["one"]))
+    text = files.keys["one"] - unet
+    assert min(unet, text) > 0
+    assert result.effective.loras == (
+        AppliedLora(lora_id="one", scale=0.7, target="unet", keys_applied=unet, keys_skipped=0),
+        AppliedLora(lora_id="one", scale=0.7, target="text_encoder", keys_applied=text, keys_skipped=0),
+        AppliedLora(lora_id="two.b", scale=0.0, target="unet", keys_applied=files.keys["two.b"], keys_skipped=0),
+    )
