@@ -12,7 +12,7 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from omni_grpc.loading.adapters.binding import Change, Layers
-from omni_grpc.loading.adapters.deltas import Bias, Dense, Kron, LowRank
+from omni_grpc.loading.adapters.deltas import Bias, Dense, LowRank
 
 Shapes = Mapping[str, tuple[int, ...] | None]
 """The modules of a component that have a weight, by path: the weight's shape where PEFT can change it, else None."""
@@ -75,9 +75,10 @@ def factors(changes: Iterable[Change], known: Shapes) -> dict[str, Factors]:
                     low.setdefault(path, []).append((*pair, change.scale))
                 case Bias(vector):
                     biases.setdefault(path, []).append((_rows(change, path, vector, shape[0]), change.scale))
-                case Kron():
+                case _:
                     raise NotForPeft(
-                        f"{change.layer} is a LoKr, which diffusers pipelines do not take here; extract a LoRA from it"
+                        f"{change.layer} is a {change.kind}, which diffusers pipelines do not take here; extract a "
+                        "LoRA from it, or merge it into the checkpoint"
                     )
     made = {}
     for path in dict.fromkeys((*low, *biases)):

@@ -99,7 +99,7 @@ def _bound(file: AdapterFile, parts: Mapping[str, nn.Module], known: Mapping[str
     for name, entries in shares.items():
         config = {key.rpartition(".")[2]: value for key, value in file.config.items() if not _of_others(key, (name,))}
         own = dataclasses.replace(file, entries=entries, others=(), config=config)
-        found[name] = _bound_encoder(own, name, known[name])
+        found[name] = _bound_encoder(own, known[name])
     for bound in found.values():
         bound.check(file.id)
     keys = {name: bound.keys for name, bound in found.items()}
@@ -141,7 +141,7 @@ def _component(layer: str, shares: Mapping[str, Any]) -> tuple[str, int]:
     return (name, len(name) + 1) if name in shares else ("", 0)
 
 
-def _bound_encoder(file: AdapterFile, name: str, known: Shapes) -> Bound:
+def _bound_encoder(file: AdapterFile, known: Shapes) -> Bound:
     """What a file changes of a text encoder, or of another component that it always names. Our reader takes names that
     begin with the wrapper for those of some text encoder.
     """
@@ -151,7 +151,8 @@ def _bound_encoder(file: AdapterFile, name: str, known: Shapes) -> Bound:
         for layer, entry in file.entries.items()
     }
     layers = as_layers({short: known[path] for short, path in paths.items()})
-    bound = bind(file.id, dataclasses.replace(file, entries=entries), name, layers)
+    # without a component, since the names do not begin with it any more
+    bound = bind(file.id, dataclasses.replace(file, entries=entries), "", layers)
     changes = tuple(
         dataclasses.replace(
             change, parts=tuple(dataclasses.replace(part, module=paths[part.module]) for part in change.parts)

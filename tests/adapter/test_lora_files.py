@@ -276,7 +276,7 @@ def _too_wide(pipe: Any) -> dict[str, Tensor]:
     [
         (_dora, "is DoRA, which diffusers would load as a LoRA without its magnitudes; merge it"),
         (_magnitudes, "is DoRA, which diffusers would load as a LoRA without its magnitudes; merge it"),
-        (_lokr, "is a LoKr, which diffusers pipelines do not take here; extract a LoRA from it"),
+        (_lokr, "is a LoKr, which diffusers pipelines do not take here; extract a LoRA from it, or"),
         (_too_wide, "changes a weight .*, the model's is"),
         (_of({"x.lora_A.weight": random(4, 8), "x.lora_B.weight": random(8, 4)}), "no key of x.safetensors fits a lay"),
         (_of({"other": random(4, 8)}), "has no LoRA layers; it begins with other"),
