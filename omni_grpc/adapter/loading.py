@@ -37,8 +37,8 @@ CLASSES = ("diffusers", "transformers", "torchao.quantization")
 """
 
 
-def load(setting: RunnerContext) -> tuple[DiffusionPipeline, Adapters | None]:
-    """The pipeline, and its LoRA adapters if there are any.
+def load(setting: RunnerContext) -> tuple[DiffusionPipeline, Adapters]:
+    """The pipeline, and the LoRA adapters in it.
 
     Raises ConfigError for a setting that cannot work here, CheckpointError for a folder that does not load.
     """

@@ -35,6 +35,10 @@ class Factors:
     def rank(self) -> int:
         return self.down.shape[0]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (self.down, self.up, self.bias) if tensor is not None)
+
 
 def shapes(component: nn.Module) -> Shapes:
     """Of a component without adapters. A quantized weight is told by what it stands for."""

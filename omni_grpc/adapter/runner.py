@@ -63,7 +63,8 @@ class SessionRunner(Runner):
     ) -> None:
         """`scheduler` and `found` are for the parameters in files, see `Delivery`."""
         self._members = members
-        self._delivery = delivery.Delivery(setting.prefix, scheduler=scheduler, found=found)
+        self._found = found or WorkerFindings()
+        self._delivery = delivery.Delivery(setting.prefix, scheduler=scheduler, found=self._findings)
         self._cache = cache
         self._adapters = adapters
         # components are shared
@@ -102,13 +103,14 @@ class SessionRunner(Runner):
             attention_backend=attention.name,
             fixed_cache=None if cache is None else FixedCache(cache.name),
             residency=setting.residency,
-            loras=() if adapters is None else adapters.found,
+            loras=adapters.found,
         )
         return LoadedModel(
             runner=cls(siblings, setting, cache, adapters, scheduler=checkpoint.scheduler, found=found),
             weight_bytes=loading.weight_bytes(list(pipeline.components.values())),
             found=found,
             warnings=attention.warnings,
+            adapters=adapters,
             checkpoint=checkpoint,
             components={name: part for name, part in pipeline.components.items() if part is not None},
             # a step ends with the prediction of the next one, and the call runs on after the last
@@ -213,6 +215,11 @@ class SessionRunner(Runner):
             ),
             steps=session.steps,
         )
+
+    def _findings(self) -> WorkerFindings:
+        """With the adapters that there are now."""
+        adapters = self._adapters
+        return self._found if adapters is None else dataclasses.replace(self._found, loras=adapters.found)
 
     def _call(self, member: Member, request: Request, values: Mapping[str, Any]) -> Any:
         scale = request.guidance.scale if member.signature.guided else None

@@ -66,7 +66,7 @@ AROUND: tuple[FeatureRules, ...] = (ranks.CFG, ranks.VAE, ranks.ENCODERS)
 """Edits of a whole pipeline, once all of its parts are there."""
 
 
-def surround(pipeline: Pipeline, setting: RunnerContext, effects: Effects) -> None:
+def surround(pipeline: Pipeline, setting: RunnerContext, effects: Effects, lanes: Lanes) -> None:
     """Puts the features of a whole pipeline around it."""
     for feature in AROUND:
         if _is_on(feature, setting):
@@ -79,6 +79,8 @@ def surround(pipeline: Pipeline, setting: RunnerContext, effects: Effects) -> No
                 ranks=setting.ranks,
                 batch_invariant=setting.config.model.batch_invariant,
                 effects=effects,
+                work=lanes.work,
+                copied=None if setting.memory is None else setting.memory.copied,
             )
             apply(pipeline, feature.section(setting.config), context)
 
@@ -138,6 +140,8 @@ def _edit(feature: FeatureRules, setting: RunnerContext, effects: Effects, lanes
             batch_invariant=setting.config.model.batch_invariant,
             effects=effects,
             exclusive=lanes.exclusive,
+            work=lanes.work,
+            copied=None if setting.memory is None else setting.memory.copied,
         )
         apply(module, feature.section(setting.config), context)
 

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -17,6 +17,7 @@ from omni_grpc.types.plan import (
     Broken,
     Died,
     EndRecording,
+    LoadAdapter,
     Order,
     Plan,
     Ready,
@@ -27,6 +28,7 @@ from omni_grpc.types.plan import (
     SleepLevel,
     Slept,
     Stepped,
+    UnloadAdapter,
     Unmoved,
     Wake,
     Woken,
@@ -35,6 +37,7 @@ from omni_grpc.types.request import Request
 from omni_grpc.types.shared_inputs import read_inputs
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.types.vitals import Vitals
+from omni_grpc.worker.adapting import Adapting
 from omni_grpc.worker.build import build, machine
 from omni_grpc.worker.failure import advised, device_lost, failure
 from omni_grpc.worker.membership import Membership
@@ -67,6 +70,7 @@ class Worker:
         self._membership = Membership.of(config)
         rank = 0 if self._membership is None else self._membership.rank
         self._recordings = Recordings(rank, prefix, send)
+        self._adapting = Adapting(rank, self._send, lambda work: self._enter(self._step, work))
         self._device: torch.device | None = None
         self._counts: Mapping[str, int] = {}
         self._dropped = False
@@ -85,7 +89,9 @@ class Worker:
         self._enter(self._step, self._load)
 
     def order(self, order: Order) -> None:
-        """Moves the model, while the worker has no request; or begins or ends a recording. On the step lane."""
+        """Moves the model, while the worker has no request; or begins or ends a recording, on the step lane. Adapters
+        are loaded beside all lanes.
+        """
         match order:
             case Sleep():
                 self._enter(self._step, self._sleep, order.level)
@@ -95,6 +101,10 @@ class Worker:
                 self._enter(self._step, self._recordings.begin, order)
             case EndRecording():
                 self._enter(self._step, self._recordings.end, order.end, order.id)
+            case LoadAdapter():
+                self._adapting.load(order)
+            case UnloadAdapter():
+                self._enter(self._prepare, self._adapting.unload, order.uid)
 
     def submit(self, plan: Plan) -> None:
         """Passes each part of the plan to its lane. The memory of a dropped request is freed once its lane is done with
@@ -121,6 +131,7 @@ class Worker:
 
     def close(self) -> None:
         """Returns when running work has ended; work that waits in a lane is not started."""
+        self._adapting.close()
         for lane in (self._prepare, self._step, self._decode):
             lane.shutdown(cancel_futures=True)
 
@@ -168,7 +179,7 @@ class Worker:
         )
         self._checkpoint = ready.checkpoint or self._checkpoint
         self._device, self._counts = self._residency.device, self._residency.counts
-        return ready
+        return self._adapting.begin(self._residency.adapters, ready)
 
     def vitals(self) -> Vitals:
         """How this process is, from any thread."""
@@ -191,6 +202,7 @@ class Worker:
         residency = self._residency
         if level is SleepLevel.KEEP_WEIGHTS:
             return residency.sleep()
+        self._adapting.drop()
         residency.begin_drop()
         del self._runner, self._residency
         self._dropped = True
@@ -204,6 +216,7 @@ class Worker:
                 self._dropped = False
             else:
                 self._residency.wake()
+                self._adapting.wake()
         except Exception as error:  # noqa: BLE001 - an order that fails is answered, as a request is
             self._send(Unmoved(failure=failure(error, "waking the model")))
             return
@@ -211,21 +224,35 @@ class Worker:
 
     def _drop(self, ids: tuple[str, ...]) -> None:
         with self._lock:
+            # one that is being prepared is released after that
+            prepared = [request_id for request_id in ids if request_id not in self._wanted]
             self._wanted.difference_update(ids)
         self._runner.drop(ids)
+        self._release(prepared)
+
+    def _release(self, ids: Sequence[str]) -> None:
+        """Requests need their adapters no more, once the step that may run has ended."""
+        if ids:
+            self._enter(self._step, self._adapting.release, ids)
 
     def _run_prepare(self, request: Request) -> None:
         try:
             request = dataclasses.replace(request, inputs=read_inputs(request.inputs))
+            self._adapting.admit(request)
             prepared = self._runner.prepare(request)
         except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
             self._still_wanted(request.id)
-            self._runner.drop((request.id,))
+            self._end(request.id)
             self._send(Broken(id=request.id, phase="prepare", failure=failure(error, f"preparing {request.id}")))
             return
         if not self._still_wanted(request.id):
-            self._runner.drop((request.id,))
+            self._end(request.id)
         self._send(prepared)
+
+    def _end(self, request_id: str) -> None:
+        """Nothing is left to do for a request."""
+        self._runner.drop((request_id,))
+        self._release((request_id,))
 
     def _still_wanted(self, request_id: str) -> bool:
         """Whether the request was not dropped during its prepare; from then on the runner knows it."""
@@ -242,6 +269,8 @@ class Worker:
             if self._membership is None:
                 raise
             report = Died(failure=failure(error, f"stepping {', '.join(ids)}"))
+        if isinstance(report, Stepped):
+            self._adapting.release([broken.id for broken in report.broken])
         self._send(report)
 
     def _run_decode_part(self, request_id: str) -> None:
@@ -249,7 +278,7 @@ class Worker:
             report: Report = self._runner.decode_part(request_id)
         except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
             if self._membership is None:
-                self._runner.drop((request_id,))
+                self._end(request_id)
             # of several ranks, all drop it when they are told to: some may step it before that
             report = Broken(id=request_id, phase="decode", failure=failure(error, f"decoding {request_id}"))
         self._send(report)
@@ -259,5 +288,5 @@ class Worker:
             report: Report = self._runner.decode(request_id)
         except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
             report = Broken(id=request_id, phase="decode", failure=failure(error, f"decoding {request_id}"))
-        self._runner.drop((request_id,))
+        self._end(request_id)
         self._send(report)

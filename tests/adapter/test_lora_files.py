@@ -49,8 +49,8 @@ def loaded(
 ) -> Adapters:
     file = folder / "x.safetensors"
     save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, file, metadata=header)
-    adapters = Adapters(pipeline)
-    adapters.load("x", file, torch.float32)
+    adapters = Adapters(pipeline, torch.float32)
+    adapters.add("x", file)
     return adapters
 
 
@@ -327,6 +327,10 @@ def test_keys_that_diffusers_leaves_out_are_told_too(pipeline: Any, tmp_path: Pa
     assert set(adapter.skipped) == {key for key in tensors if "modulation" in key}
 
 
-def test_a_pipeline_that_diffusers_has_no_adapters_for_is_refused_by_name(pipeline: Any) -> None:
-    with pytest.raises(ConfigError, match="loads no adapters into HunyuanVideo15Pipeline; merge the adapter into"):
-        Adapters(pipeline("hunyuan_video15"))
+def test_a_pipeline_that_diffusers_has_no_adapters_for_is_refused_by_name(pipeline: Any, tmp_path: Path) -> None:
+    tensors = {"transformer.x.lora_A.weight": random(4, 8), "transformer.x.lora_B.weight": random(8, 4)}
+    with pytest.raises(
+        ConfigError, match="loads no adapters into HunyuanVideo15Pipeline; merge the adapter into"
+    ) as why:
+        loaded(pipeline("hunyuan_video15"), tensors, tmp_path)
+    assert refused(why.value) == {"lora"}
