@@ -49,6 +49,10 @@ class Entry:
     users: int = 0
     leaving: bool = False
 
+    @property
+    def key(self) -> str:
+        return self.adapter.key
+
 
 class Adapters:
     """The adapters of one pipeline, see features.Adapters. Siblings of it share the modules, and so the adapters.
@@ -82,7 +86,7 @@ class Adapters:
             self._put(entry)
         except FailedPrecondition as error:
             raise refused(name, str(error)) from error
-        self._entries[entry.adapter.key] = entry
+        self._entries[entry.key] = entry
 
     def load(self, order: LoadAdapter) -> Entry:
         """Raises InvalidArgument for what cannot be used."""
@@ -104,7 +108,7 @@ class Adapters:
 
     def attach(self, entry: Entry) -> Adapter:
         with self._lock:
-            self._entries[entry.adapter.key] = entry
+            self._entries[entry.key] = entry
         return entry.adapter
 
     def unload(self, key: str) -> Entry | None:
@@ -116,8 +120,8 @@ class Adapters:
     def remove(self, entry: Entry) -> None:
         """Waits for the call that runs, if there is one."""
         with self._lock:
-            if self._entries.get(entry.adapter.key) is entry:
-                del self._entries[entry.adapter.key]
+            if self._entries.get(entry.key) is entry:
+                del self._entries[entry.key]
         with self._modules:
             entry.waiting = {}
             self._take_out(entry)
