@@ -10,6 +10,7 @@ import PIL.Image
 import pytest
 import torch
 from diffusers import AutoPipelineForImage2Image, DiffusionPipeline, FirstBlockCacheConfig
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from omni_grpc import Omni
 from omni_grpc.types.errors import InternalError, InvalidArgument, OperationCancelled
@@ -127,6 +128,14 @@ def test_a_target_has_a_scale_of_its_own(made: Any, load: Any) -> None:
     assert refused(caught.value) == {"sampling.loras.lora_id"}
 
 
+def enabled(pipeline: Any) -> int:
+    """Layers of PEFT's that add something."""
+    parts = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
+    layers = [one for part in parts for one in part.modules() if isinstance(one, BaseTunerLayer)]
+    assert layers, "there are some"
+    return sum(not layer.disable_adapters for layer in layers)
+
+
 @pytest.mark.parametrize("name", ["stable_diffusion", "flux"])
 def test_a_cancelled_and_a_failed_request_leave_no_adapter_on(
     name: str, made: Any, load: Any, monkeypatch: pytest.MonkeyPatch
@@ -143,6 +152,8 @@ def test_a_cancelled_and_a_failed_request_leave_no_adapter_on(
         adapter.runner.drop((dropped.id,))
         with pytest.raises(OperationCancelled):
             adapter.runner.decode(dropped.id)
+        adapter.runner._last.join()
+        assert enabled(adapter.pipeline) == 0
         assert equal(adapter.run(**files.size, **ASKED).output, plain)
 
     kind = type(adapter.pipeline.scheduler)
