@@ -6,12 +6,12 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from omni_grpc.features import Adapters
-from omni_grpc.types.errors import FailedPrecondition, Failure, OperationCancelled
+from omni_grpc.types.errors import FailedPrecondition, Failure, OperationCancelled, ResourceExhausted
 from omni_grpc.types.lora import Adapter
 from omni_grpc.types.plan import AdapterFailed, AdapterLoaded, AdapterUnloaded, LoadAdapter, Ready, Report
 from omni_grpc.types.request import Request
@@ -45,6 +45,8 @@ class Adapting:
         """Those that were not answered yet, and when they came."""
         self._unloaded: set[str] = set()
         """Adapters of the settings that were unloaded."""
+        self._expecting, self._expected = threading.Condition(), set[str]()
+        """Requests that have ended, and are released once the step has ended that they may be in."""
         self._loading, self._freeing = (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"omni_grpc-{name}") for name in ("load", "free")
         )
@@ -87,10 +89,35 @@ class Adapting:
 
     def admit(self, request: Request) -> None:
         """Called before a request is prepared, see Adapters.admit."""
-        if self._adapters is not None:
-            self._adapters.admit(request)
-        elif request.loras:
-            raise FailedPrecondition(NONE, reason="LORA_NOT_LOADED")
+        adapters = self._adapters
+        if adapters is None:
+            if request.loras:
+                raise FailedPrecondition(NONE, reason="LORA_NOT_LOADED")
+            return
+        while True:
+            with self._expecting:
+                expected = bool(self._expected)
+            try:
+                adapters.admit(request)
+                return
+            except ResourceExhausted:
+                # of requests that were dropped, some may be in the step that runs
+                if not expected:
+                    raise
+            with self._expecting:
+                self._expecting.wait_for(lambda: not self._expected)
+
+    def expect(self, ids: Sequence[str]) -> None:
+        """`release_expected` of these requests follows, once the step that runs has ended."""
+        with self._expecting:
+            self._expected.update(ids)
+
+    def release_expected(self, ids: Sequence[str]) -> None:
+        """As `release`, for those that wait for it."""
+        self.release(ids)
+        with self._expecting:
+            self._expected.difference_update(ids)
+            self._expecting.notify_all()
 
     def release(self, ids: Iterable[str]) -> None:
         """Requests have ended, and nothing works on them any more."""

@@ -228,12 +228,16 @@ class Worker:
             prepared = [request_id for request_id in ids if request_id not in self._wanted]
             self._wanted.difference_update(ids)
         self._runner.drop(ids)
-        self._release(prepared)
+        if self._membership is None:
+            self._release_later(prepared)
+        else:
+            self._adapting.release(prepared)
 
-    def _release(self, ids: Sequence[str]) -> None:
-        """Requests need their adapters no more, once the step that may run has ended."""
+    def _release_later(self, ids: Sequence[str]) -> None:
+        """Requests need their adapters no more, once the step has ended that they may be in."""
         if ids:
-            self._enter(self._step, self._adapting.release, ids)
+            self._adapting.expect(ids)
+            self._enter(self._step, self._adapting.release_expected, ids)
 
     def _run_prepare(self, request: Request) -> None:
         try:
@@ -250,9 +254,9 @@ class Worker:
         self._send(prepared)
 
     def _end(self, request_id: str) -> None:
-        """Nothing is left to do for a request."""
+        """Nothing is left to do for a request that is in no step."""
         self._runner.drop((request_id,))
-        self._release((request_id,))
+        self._adapting.release((request_id,))
 
     def _still_wanted(self, request_id: str) -> bool:
         """Whether the request was not dropped during its prepare; from then on the runner knows it."""
@@ -278,7 +282,8 @@ class Worker:
             report: Report = self._runner.decode_part(request_id)
         except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
             if self._membership is None:
-                self._end(request_id)
+                self._runner.drop((request_id,))
+                self._release_later((request_id,))
             # of several ranks, all drop it when they are told to: some may step it before that
             report = Broken(id=request_id, phase="decode", failure=failure(error, f"decoding {request_id}"))
         self._send(report)
