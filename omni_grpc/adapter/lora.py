@@ -188,6 +188,13 @@ class Adapters:
         if not self._parts:
             kind = type(self._pipeline).__name__
             raise refused(name, f"diffusers loads no adapters into {kind}; merge the adapter into the checkpoint")
+        if "@" in name:
+            # a native model has a file for a component so
+            raise refused(
+                name,
+                "a pipeline takes a file for all components; leave out what is behind the @, and let "
+                "requests set target",
+            )
         reading = read(file, self._pipeline, self._parts, self._shapes)
         try:
             made = {

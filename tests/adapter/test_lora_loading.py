@@ -61,6 +61,7 @@ class Working:
         )
         self.checkpoint = open_checkpoint(folder, name="tiny", load_format="diffusers")
         self.reports: queue.Queue[Any] = queue.Queue()
+        self.unloaded: list[AdapterUnloaded] = []
         self.worker = Worker(self.config, self.checkpoint, self.reports.put, f"omni-test-{secrets.token_hex(4)}-")
         self.worker.start()
         ready = self.next(Ready)
@@ -69,10 +70,16 @@ class Working:
         self._ids = itertools.count()
 
     def next(self, kind: Any) -> Any:
-        while isinstance(report := self.reports.get(timeout=60), Loading):
-            pass
-        assert isinstance(report, kind), report
-        return report
+        """The next report of this kind. What is told of unloading may come before or after that of a request."""
+        if kind is AdapterUnloaded and self.unloaded:
+            return self.unloaded.pop(0)
+        while True:
+            report = self.reports.get(timeout=60)
+            if isinstance(report, AdapterUnloaded) and kind is not AdapterUnloaded:
+                self.unloaded.append(report)
+            elif not isinstance(report, Loading):
+                assert isinstance(report, kind), report
+                return report
 
     def load(self, file: Path, uid: str, name: str = "style", **fields: Any) -> Any:
         self.worker.order(LoadAdapter(id=name, uid=uid, path=str(file), **fields))
@@ -222,6 +229,8 @@ def test_what_cannot_be_loaded_is_told_and_leaves_nothing(working: Any, files: A
         assert isinstance(told, AdapterFailed)
         assert told.failure.reason == "BAD_LORA"
         assert message in told.failure.message
+    told = it.load(files("stable_diffusion")[0], "u1", "style@unet")
+    assert "a pipeline takes a file for all components" in told.failure.message
     assert it.layers() == 0
     assert it.run() == plain
     other = working("hunyuan_video15")
