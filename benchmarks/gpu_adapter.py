@@ -1,4 +1,4 @@
-"""Runs diffusers pipelines through the adapter on a GPU: attention backends, offload, quantisation.
+"""Runs diffusers pipelines through the adapter on a GPU: attention backends, offload, quantisation, LoRA.
 
     python -m benchmarks.gpu_adapter [--results FOLDER] [--cases NAME,NAME] [--skip NAME,NAME] [--device cpu]
 
@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from diffusers import DiffusionPipeline, FluxPipeline
+from safetensors.torch import save_file
 from transformers import T5EncoderModel
 
 from benchmarks import provenance
@@ -36,12 +37,14 @@ from omni_grpc import Draft, GuidanceDraft, Omni
 from omni_grpc.config.command_line import Parser
 from omni_grpc.types.errors import OmniError
 from omni_grpc.types.events import StepProgress
+from omni_grpc.types.lora import Lora
 from omni_grpc.types.media import ImageFormat
 from tools.tiny.images import build_flux, build_qwen_image, flux_parts
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT, SIZE, STEPS, SEED, SCALE = "a red circle", 256, 6, 7, 3.5
 CASE_SECONDS = 200
+LORA = "style.safetensors"
 MARK = "CASE "
 """Begins the line in which a case's process tells its row."""
 
@@ -53,18 +56,24 @@ class Case:
     """What is run, and what makes it well: pixels within `tolerance` of plain diffusers' at most and `mean` on average,
     of 255; a peak of `peak` times that of plain diffusers at most, weights of `weights` times. `refused` is what a
     refusal must say where one is well too, `refused_on_cpu` what it must say there. `plain` is a change to a pipeline
-    of diffusers, in place of the adapter.
+    of diffusers, in place of the adapter. With `lora` both have the same adapter on.
     """
 
     model: str = "flux"
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     plain: str = ""
+    lora: bool = False
     tolerance: int = 1
     mean: float = 1.0
     peak: float = 0.0
     weights: float = 0.0
     refused: str = ""
     refused_on_cpu: str = ""
+
+    @property
+    def reference(self) -> str:
+        """The name of the files of plain diffusers."""
+        return f"{self.model}-lora" if self.lora else self.model
 
 
 def _quantised(kind: str) -> dict[str, Any]:
@@ -93,11 +102,22 @@ CASES: Mapping[str, Case] = {
     "layerwise offload without stream": Case(plain="group offload", peak=0.6),
     "torchao int8": Case(settings=_quantised("Int8WeightOnlyConfig"), tolerance=96, mean=8.0, weights=0.75),
     "torchao float8": Case(settings=_quantised("Float8WeightOnlyConfig"), tolerance=96, mean=8.0, weights=0.75),
+    "plain LoRA": Case(plain="to", lora=True),
+    "LoRA": Case(lora=True),
+    "LoRA with model CPU offload": Case(
+        lora=True, settings={"enable_cpu_offload": True}, peak=0.9, refused_on_cpu="needs an accelerator"
+    ),
+    "LoRA with layerwise offload": Case(lora=True, settings={"enable_layerwise_offload": True}, peak=0.6),
+    "LoRA on torchao int8": Case(
+        lora=True, settings=_quantised("Int8WeightOnlyConfig"), tolerance=96, mean=8.0, weights=0.75
+    ),
     "plain Qwen-Image": Case(model="qwen_image", plain="to"),
     # its VAE is offloaded layer by layer
     "layerwise offload of Qwen-Image": Case(model="qwen_image", settings={"enable_layerwise_offload": True}),
 }
 """The plain ones come before those that are compared with them."""
+
+PLAIN = {case.reference: name for name, case in CASES.items() if case.plain == "to"}
 
 
 def build(folder: Path, device: str) -> None:
@@ -105,6 +125,7 @@ def build(folder: Path, device: str) -> None:
     build_qwen_image(folder / "qwen_image", heads=2, head_dim=128)
     if device == "cpu":
         build_flux(folder / "flux")
+        _build_lora(folder)
         return
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -114,6 +135,21 @@ def build(folder: Path, device: str) -> None:
         parts["text_encoder_2"] = T5EncoderModel(config)
         pipeline = FluxPipeline(**parts)
     pipeline.to(torch.bfloat16).save_pretrained(folder / "flux")
+    _build_lora(folder)
+
+
+def _build_lora(folder: Path) -> None:
+    """An adapter of rank 16 for the attention of the transformer and for the smaller text encoder."""
+    random, tensors = torch.Generator().manual_seed(1), {}
+    pipeline = DiffusionPipeline.from_pretrained(folder / "flux")
+    for component, ends in (("transformer", ("to_q", "to_k", "to_v")), ("text_encoder", ("q_proj",))):
+        for path, module in getattr(pipeline, component).named_modules():
+            if path.endswith(ends):
+                rows, columns = module.weight.shape
+                name = f"{component}.{path}"
+                tensors[f"{name}.lora_A.weight"] = torch.randn(16, columns, generator=random) / columns**0.5
+                tensors[f"{name}.lora_B.weight"] = torch.randn(rows, 16, generator=random) / 4
+    save_file(tensors, folder / LORA)
 
 
 # --- one case, in a process of its own --------------------------------------------------------------------------------
@@ -126,8 +162,8 @@ def run_case(name: str, folder: Path, device: str) -> dict[str, Any]:
         row = _plain(case, folder, device) if case.plain else _adapted(case, folder, device)
         pixels = np.asarray(row.pop("pixels"), np.uint8)
         if case.plain == "to":
-            np.save(folder / f"{case.model}.npy", pixels)
-            (folder / f"{case.model}.json").write_text(json.dumps(row))
+            np.save(folder / f"{case.reference}.npy", pixels)
+            (folder / f"{case.reference}.json").write_text(json.dumps(row))
         reasons = _compare(case, row, pixels, folder)
     except OmniError as error:
         expected = case.refused_on_cpu if device == "cpu" and case.refused_on_cpu else case.refused
@@ -140,8 +176,8 @@ def run_case(name: str, folder: Path, device: str) -> dict[str, Any]:
 
 def _compare(case: Case, row: dict[str, Any], pixels: Pixels, folder: Path) -> list[str]:
     """What is not as it should be; puts the differences into the row."""
-    reference = np.load(folder / f"{case.model}.npy").astype(int)
-    plain = json.loads((folder / f"{case.model}.json").read_text())
+    reference = np.load(folder / f"{case.reference}.npy").astype(int)
+    plain = json.loads((folder / f"{case.reference}.json").read_text())
     difference = np.abs(pixels.astype(int) - reference)
     row |= {"max_pixel_difference": int(difference.max()), "mean_pixel_difference": float(difference.mean())}
     checks = {
@@ -162,6 +198,8 @@ def _plain(case: Case, folder: Path, device: str) -> dict[str, Any]:
     """The image that diffusers makes by itself."""
     pipeline = DiffusionPipeline.from_pretrained(folder / case.model, dtype=_dtype(device))
     pipeline.set_progress_bar_config(disable=True)
+    if case.lora:
+        pipeline.load_lora_weights(folder / LORA)
     if case.plain == "to":
         pipeline.to(device)
     else:
@@ -192,15 +230,16 @@ def _adapted(case: Case, folder: Path, device: str) -> dict[str, Any]:
     guidance = GuidanceDraft(scale=SCALE) if case.model == "flux" else GuidanceDraft()
     draft = Draft(
         model="it", prompt=PROMPT, width=SIZE, height=SIZE, steps=STEPS, seeds=(SEED,), guidance=guidance,
-        output_format=ImageFormat.PNG,
+        output_format=ImageFormat.PNG, loras=(Lora(lora_id="style"),) if case.lora else (),
     )  # fmt: skip
+    settings = {**case.settings, **({"lora": {"style": str(folder / LORA)}} if case.lora else {})}
     with Omni(
         str(folder / case.model),
         served_model_name="it",
         diffusion_load_format="diffusers",
         device=device,
         dtype=str(_dtype(device)).removeprefix("torch."),
-        **case.settings,
+        **settings,
     ) as omni:
         omni.run(draft)
         _reset_peak()
@@ -312,7 +351,7 @@ def main() -> int:
         print(MARK + json.dumps(run_case(name, Path(folder), args.device)), flush=True)
         return 0
     asked = [name for name in args.cases if name not in args.skip]
-    needed = {"plain" if CASES[name].model == "flux" else "plain Qwen-Image" for name in asked}
+    needed = {PLAIN[CASES[name].reference] for name in asked}
     names = [name for name in CASES if name in needed or name in asked]
     card = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
     results = args.results or (ROOT / "benchmarks" / "results" if args.device == "cuda" else None)

@@ -15,6 +15,8 @@ from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.hooks import apply_group_offloading
 from diffusers.quantizers import PipelineQuantizationConfig
 
+from omni_grpc.adapter import lora
+from omni_grpc.adapter.lora import Adapters
 from omni_grpc.adapter.parameters import Signature
 from omni_grpc.config import AdapterConfig
 from omni_grpc.loading.components import configure_vae, without_progress_bars
@@ -35,8 +37,11 @@ CLASSES = ("diffusers", "transformers", "torchao.quantization")
 """
 
 
-def load(setting: RunnerContext) -> DiffusionPipeline:
-    """Raises ConfigError for a setting that cannot work here, CheckpointError for a folder that does not load."""
+def load(setting: RunnerContext) -> tuple[DiffusionPipeline, Adapters]:
+    """The pipeline, and the LoRA adapters in it.
+
+    Raises ConfigError for a setting that cannot work here, CheckpointError for a folder that does not load.
+    """
     adapter, folder = setting.config.adapter, setting.checkpoint.path
     kind = _class(setting.checkpoint.spec.name)
     arguments = _load_arguments(adapter, kind, setting)
@@ -56,8 +61,11 @@ def load(setting: RunnerContext) -> DiffusionPipeline:
     if adapter.flow_shift is not None:
         _shift(pipeline, adapter.flow_shift)
     configure_vae(getattr(pipeline, "vae", None), adapter)
+    # what places the weights takes theirs along
+    loras = setting.config.loras
+    adapters = lora.load(pipeline, (loras.lora if loras is not None else None) or {}, setting.dtype)
     _place(pipeline, setting, moved="device_map" not in arguments)
-    return pipeline
+    return pipeline, adapters
 
 
 def denoisers(pipeline: DiffusionPipeline) -> list[ModelMixin]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 from omni_grpc.adapter import backends, caches, loading, results
 from omni_grpc.adapter.describe import fps, sample_rate
 from omni_grpc.adapter.guiders import guided
+from omni_grpc.adapter.lora import Adapters
 from omni_grpc.adapter.member import Member, members
 from omni_grpc.adapter.outputs import unpack
 from omni_grpc.adapter.parameters import arguments
@@ -54,14 +56,17 @@ class SessionRunner(Runner):
         members: Sequence[Member],
         setting: RunnerContext,
         cache: caches.Cache | None = None,
+        adapters: Adapters | None = None,
         *,
         scheduler: str = "",
         found: WorkerFindings | None = None,
     ) -> None:
         """`scheduler` and `found` are for the parameters in files, see `Delivery`."""
         self._members = members
-        self._delivery = delivery.Delivery(setting.prefix, scheduler=scheduler, found=lambda: found or WorkerFindings())
+        self._found = found or WorkerFindings()
+        self._delivery = delivery.Delivery(setting.prefix, scheduler=scheduler, found=self._findings)
         self._cache = cache
+        self._adapters = adapters
         # components are shared
         self._pipeline = members[0].pipeline
         self._denoisers = loading.denoisers(self._pipeline)
@@ -79,7 +84,7 @@ class SessionRunner(Runner):
     @classmethod
     def load(cls, setting: RunnerContext) -> LoadedModel:
         adapter = setting.config.adapter
-        pipeline = loading.load(setting)
+        pipeline, adapters = loading.load(setting)
         denoisers = loading.denoisers(pipeline)
         cache, asked = None, setting.config.cache
         if asked is not None and asked.cache_backend is not None:
@@ -98,12 +103,14 @@ class SessionRunner(Runner):
             attention_backend=attention.name,
             fixed_cache=None if cache is None else FixedCache(cache.name),
             residency=setting.residency,
+            loras=adapters.found,
         )
         return LoadedModel(
-            runner=cls(siblings, setting, cache, scheduler=checkpoint.scheduler, found=found),
+            runner=cls(siblings, setting, cache, adapters, scheduler=checkpoint.scheduler, found=found),
             weight_bytes=loading.weight_bytes(list(pipeline.components.values())),
             found=found,
             warnings=attention.warnings,
+            adapters=adapters,
             checkpoint=checkpoint,
             components={name: part for name, part in pipeline.components.items() if part is not None},
             # a step ends with the prediction of the next one, and the call runs on after the last
@@ -135,7 +142,7 @@ class SessionRunner(Runner):
             self._cache.begin(pipeline, values)
         loops = loading.loops(pipeline, member.signature, values)
         session = self._last = Session(
-            lambda: _call(member, request, values),
+            lambda: self._call(member, request, values),
             self._schedulers,
             loops=loops,
             total=lambda scheduler: loading.planned_steps(pipeline, scheduler, alone=len(loops) == 1),
@@ -209,6 +216,19 @@ class SessionRunner(Runner):
             steps=session.steps,
         )
 
+    def _findings(self) -> WorkerFindings:
+        """With the adapters that there are now."""
+        adapters = self._adapters
+        return self._found if adapters is None else dataclasses.replace(self._found, loras=adapters.found)
+
+    def _call(self, member: Member, request: Request, values: Mapping[str, Any]) -> Any:
+        scale = request.guidance.scale if member.signature.guided else None
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(guided(member.pipeline, scale))
+            if self._adapters is not None:
+                stack.enter_context(self._adapters.applied(request.loras))
+            return member.pipeline(**values)
+
     def _check(self, *_: Any) -> None:
         if self._last is not None:
             self._last.check()
@@ -228,11 +248,6 @@ class SessionRunner(Runner):
             # a call that returns does this itself, but only the loaded pipeline knows of its offload
             self._pipeline.maybe_free_model_hooks()
         caches.reset(self._denoisers)
-
-
-def _call(member: Member, request: Request, values: Mapping[str, Any]) -> Any:
-    with guided(member.pipeline, request.guidance.scale if member.signature.guided else None):
-        return member.pipeline(**values)
 
 
 def _refused(pipeline: Any, error: BaseException) -> bool:

@@ -61,8 +61,9 @@ def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
     if config.loras is None:
         return {}
     if not is_native(checkpoint):
-        given = {name: value for name, value in dataclasses.asdict(config.loras).items() if value is not None}
-        return {name: f"{no_effect_through_diffusers(checkpoint)}; LoRA adapters need a native model" for name in given}
+        given = {name for name, value in dataclasses.asdict(config.loras).items() if value is not None} - {"lora"}
+        why = f"{no_effect_through_diffusers(checkpoint)}, where adapters stay on the device until they are unloaded"
+        return dict.fromkeys(sorted(given), why)
     wrong = _wrong_component(config.loras, checkpoint)
     return {"lora": wrong} if wrong else {}
 

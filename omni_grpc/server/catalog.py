@@ -103,7 +103,7 @@ def _refusals(view: ModelView) -> dict[str, str]:
         return result
     facts = view.facts
     if not facts.found.loras:
-        result["sampling.loras"] = "no LoRA adapter is loaded; native models load them with --lora NAME=PATH"
+        result["sampling.loras"] = "no LoRA adapter is loaded; the server loads them with --lora NAME=PATH"
     if facts.cache is None:
         result["sampling.cache.tea_cache"] = (
             "the step cache is off; native models turn it on with --cache-backend tea_cache"

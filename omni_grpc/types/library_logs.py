@@ -10,7 +10,7 @@ import warnings
 WITH_VERBOSITY = ("DIFFUSERS", "TRANSFORMERS")
 """Libraries that read the level of their log from a variable, when they are imported."""
 LOGGERS = ("accelerate", "diffusers", "torchao", "transformers")
-MODULES = r"(accelerate|diffusers|huggingface_hub|torch|torchao|torchsde|transformers)(\.|$)"
+MODULES = r"(accelerate|diffusers|huggingface_hub|peft|torch|torchao|torchsde|transformers)(\.|$)"
 
 
 def quiet_libraries() -> None:

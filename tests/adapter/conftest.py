@@ -88,7 +88,7 @@ class Adapter:
     def request(self, **fields: Any) -> Request:
         task = fields.pop("task", self.checkpoint.spec.tasks[0])
         draft = Draft(model=self.checkpoint.name, prompt=fields.pop("prompt", "a red cat"), task=task, **fields)
-        facts = ServingFacts(self.checkpoint, self.config.limits)
+        facts = ServingFacts(self.checkpoint, self.config.limits, found=self.loaded.found)
         return resolve_request(draft, facts, id=f"job_{next(self._ids)}").request
 
     def run(self, **fields: Any) -> Ran:

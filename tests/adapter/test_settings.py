@@ -94,7 +94,6 @@ def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
         ),
         ("diffusers", {"quantization": "int8"}, "quantization", "quantization_config"),
         ("diffusers", {"batch_invariant": True}, "batch_invariant", "runs through diffusers"),
-        ("diffusers", {"lora": "a=b.safetensors"}, "lora", "LoRA adapters need a native model"),
     ],
 )
 def test_a_feature_that_the_load_format_does_not_have_is_refused_with_those_it_has(
@@ -112,6 +111,7 @@ def test_a_feature_that_the_load_format_does_not_have_is_refused_with_those_it_h
         ("native", {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": 0, "coefficients": [1, 0]}}),
         ("native", {"quantization": "int8", "ignored_layers": "attn", "enable_layerwise_offload": True}),
         ("native", {"lora": {"a": "b.safetensors"}}),
+        ("diffusers", {"lora": {"a": "b.safetensors"}}),
         ("diffusers", {"cache_backend": "first_block", "enable_layerwise_offload": True}),
     ],
 )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 
+from omni_grpc.types.lora import Lora
 from omni_grpc.worker.reachable import tensors
 from omni_grpc.worker.residency import Residency
 from tests.worker.host_device import PretendMemory
 
+from . import lora_files
 from .conftest import Adapter, equal
 
 CPU = torch.device("cpu")
@@ -43,6 +47,27 @@ def test_a_pipeline_that_slept_makes_the_same(
         assert (residency.device_bytes, held(adapter)) == (0, 0)
         residency.wake()
         assert equal(adapter.run(**SMALL).output, expected)
+
+
+def test_adapters_sleep_with_the_modules_that_they_change(
+    load: Callable[..., Adapter], tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    pipeline = DiffusionPipeline.from_pretrained(tiny("flux"), local_files_only=True)
+    file = lora_files.save(lora_files.peft(pipeline, {"transformer": ("to_q",)}, seed=1), tmp_path / "a.safetensors")
+    adapter = load("flux", lora={"a": str(file)})
+    for tensor in list(tensors(adapter.loaded.components)):
+        tensor.data = tensor.data.clone()
+    asked = {"loras": (Lora(lora_id="a"),), **SMALL}
+    expected, plain = adapter.run(**asked).output, adapter.run(**SMALL).output
+    assert not equal(expected, plain)
+    memory = PretendMemory(lambda: held(adapter))
+    residency = Residency(adapter.loaded, CPU, memory, host_free=lambda: 1 << 40)
+    for _ in range(2):
+        assert residency.sleep() > 0
+        assert (residency.device_bytes, held(adapter)) == (0, 0)
+        residency.wake()
+        assert equal(adapter.run(**asked).output, expected)
+        assert equal(adapter.run(**SMALL).output, plain)
 
 
 def test_a_pipeline_that_was_dropped_is_garbage(load: Callable[..., Adapter]) -> None:

@@ -21,10 +21,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         small.setattr(gpu_adapter, "SIZE", 64)
         build(made, "cpu")
         assert run_case("plain", made, "cpu")["ok"]
+        assert run_case("plain LoRA", made, "cpu")["ok"]
+        assert (np.load(made / "flux.npy") != np.load(made / "flux-lora.npy")).any()
         yield made
 
 
-@pytest.mark.parametrize("name", ["TORCH_SDPA", "layerwise offload", "layerwise offload without stream"])
+@pytest.mark.parametrize(
+    "name",
+    ["TORCH_SDPA", "layerwise offload", "layerwise offload without stream", "LoRA", "LoRA with layerwise offload"],
+)
 def test_a_case_is_compared_with_plain_diffusers(name: str, folder: Path) -> None:
     row = run_case(name, folder, "cpu")
     assert (row["ok"], row["reason"]) == (True, "")

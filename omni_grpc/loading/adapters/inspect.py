@@ -74,7 +74,10 @@ def _beside(file: AdapterFile, checkpoint: Checkpoint) -> dict[str, Any]:
     """What a model would take of a file."""
     spec = checkpoint.spec
     if not spec.weights:
-        raise CheckpointError(f"{checkpoint.path} runs through diffusers; LoRA adapters need a native model")
+        raise CheckpointError(
+            f"{checkpoint.path} runs through diffusers, and its layers are known once it is loaded: start the server "
+            "with --lora, which refuses the file or lists what was applied (ListLoras)"
+        )
     components, beside = tuple(spec.weights), {}
     for component in components:
         if component in checkpoint.configs:
