@@ -19,6 +19,7 @@ from omni_grpc.resolve.draft import requested
 from omni_grpc.resolve.frames import count_frames, frames_within, nearest_frames
 from omni_grpc.resolve.rules import MEDIA_RULES, OUTPUT_FORMATS, REQUIRED, RULES, Rule, ServingFacts, takes
 from omni_grpc.types.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
+from omni_grpc.types.lora import Lora, newest
 from omni_grpc.types.media import ImageInput, Inputs, Modality, OutputFormat
 from omni_grpc.types.request import MAX_SEED, Draft, Guidance, GuidanceDraft, Request, Task, has_negative
 from omni_grpc.types.requested import Embedding
@@ -150,12 +151,18 @@ def _complete(draft: Draft, facts: ServingFacts, id: str) -> tuple[Request, dict
         inputs=draft.inputs,
         text=draft.text,
         scheduler=draft.scheduler,
-        loras=draft.loras,
+        loras=tuple(_resolved(lora, facts) for lora in draft.loras),
         cache=cache,
         extra=draft.extra,
         **lengths,
     )
     return request, used
+
+
+def _resolved(lora: Lora, facts: ServingFacts) -> Lora:
+    """The adapter of a request as it is loaded now. What is loaded under its id later is another one."""
+    adapter = newest(facts.found.loras, lora.lora_id)
+    return lora if adapter is None else dataclasses.replace(lora, uid=adapter.key)
 
 
 def _complete_guidance(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from omni_grpc.config import LimitsConfig
 from omni_grpc.resolve.frames import counts_frames, duration_fault, nearest_frames
 from omni_grpc.types.findings import WorkerFindings
-from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS, Lora
+from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS, Lora, newest
 from omni_grpc.types.media import AudioFormat, ImageFormat, Modality, OutputFormat, VideoFormat
 from omni_grpc.types.parameters import has_place
 from omni_grpc.types.request import MAX_SEED, Draft, Task
@@ -278,7 +278,7 @@ def _each_lora(rule: Callable[[Lora, ServingFacts], str]) -> Callable[[Draft, Se
 def _lora_id(lora: Lora, facts: ServingFacts) -> str:
     if any(adapter.id == lora.lora_id for adapter in facts.found.loras):
         return ""
-    known = ", ".join(adapter.id for adapter in facts.found.loras)
+    known = ", ".join(dict.fromkeys(adapter.id for adapter in facts.found.loras))
     return f"{lora.lora_id!r} is not loaded; " + (
         f"loaded: {known}" if known else "start the server with --lora NAME=PATH"
     )
@@ -291,7 +291,8 @@ def _lora_scale(lora: Lora, facts: ServingFacts) -> str:
 
 
 def _lora_target(lora: Lora, facts: ServingFacts) -> str:
-    targets = next((adapter.targets for adapter in facts.found.loras if adapter.id == lora.lora_id), (lora.target,))
+    adapter = newest(facts.found.loras, lora.lora_id)
+    targets = (lora.target,) if adapter is None else adapter.targets
     if lora.target in ("", *targets):
         return ""
     return f"{lora.target!r} is not a component that {lora.lora_id!r} changes; it changes {', '.join(targets)}"

@@ -69,17 +69,17 @@ def effective(
 
 def _applied(loras: Sequence[Lora], adapters: Sequence[Adapter]) -> tuple[AppliedLora, ...]:
     """The adapters of a request as they were applied: one entry per adapter and component that it changes."""
-    found = {adapter.id: adapter for adapter in adapters}
+    found = {adapter.key: adapter for adapter in adapters}
     return tuple(
         AppliedLora(
             lora_id=lora.lora_id,
             scale=lora.scale,
             target=component,
-            keys_applied=found[lora.lora_id].applied[component],
-            keys_skipped=len(found[lora.lora_id].skipped),
+            keys_applied=found[lora.key].applied[component],
+            keys_skipped=len(found[lora.key].skipped),
         )
         for lora in loras
-        if lora.lora_id in found
-        for component in found[lora.lora_id].targets
+        if lora.key in found
+        for component in found[lora.key].targets
         if lora.target in ("", component)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from omni_grpc.types.lora import Adapter
 from omni_grpc.types.step_cache import FixedCache
@@ -29,12 +29,23 @@ class ModelExecution:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFindings(ModelExecution):
-    """`ModelExecution`, and what requests can choose from: the LoRA adapters that are loaded, and the step cache that
-    every request runs under, if there is one (`fixed_cache`).
+    """`ModelExecution`, and what requests can choose from: the LoRA adapters that are loaded, oldest first, and the
+    step cache that every request runs under, if there is one (`fixed_cache`).
+
+    Adapters come and go while a worker lives: what it reports of them (plan.OfAdapter) changes these findings.
     """
 
     loras: tuple[Adapter, ...] = ()
     fixed_cache: FixedCache | None = None
+
+    def with_adapter(self, adapter: Adapter) -> Self:
+        """The findings with another adapter, or with the newer record of one."""
+        others = self.without_adapter(adapter.key).loras
+        return dataclasses.replace(self, loras=(*others, adapter))
+
+    def without_adapter(self, key: str) -> Self:
+        """The findings without the adapter of this key, if there was one."""
+        return dataclasses.replace(self, loras=tuple(adapter for adapter in self.loras if adapter.key != key))
 
     def execution(self) -> dict[str, Any]:
         """The fields of `ModelExecution`, by name."""

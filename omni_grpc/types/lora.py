@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 MAX_LORAS = 8
 """The most adapters of one request."""
@@ -15,16 +15,27 @@ MAX_LORA_SCALE = 100.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """One adapter of a request: its change of the weights times `scale`, in one component or ("") all that it fits."""
+    """One adapter of a request: its change of the weights times `scale`, in one component or ("") all that it fits.
+
+    `uid` is that of the load which a request was resolved to. A draft has none yet.
+    """
 
     lora_id: str
     scale: float = 1.0
     target: str = ""
+    uid: str = ""
+
+    @property
+    def key(self) -> str:
+        """What workers know the adapter by. Adapters that are loaded at start have their id as uid."""
+        return self.uid or self.lora_id
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A LoRA adapter that a worker has loaded.
+    """A LoRA adapter that a worker has loaded. `uid` is unique among all loads of a model, whatever their id: what is
+    loaded under the id of another one shares nothing with it. `nbytes` is what it takes of the caches of adapters,
+    `size_bytes` is that of its file. One that is `pinned` is never dropped from them.
 
     `applied` counts its keys that found a layer, by component; `skipped` names those that found none in any, each with
     the reason.
@@ -38,6 +49,14 @@ class Adapter:
     size_bytes: int
     applied: Mapping[str, int]
     skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    uid: str = ""
+    nbytes: int = 0
+    pinned: bool = False
+
+    @property
+    def key(self) -> str:
+        """What requests and workers know this load by."""
+        return self.uid or self.id
 
     @property
     def keys_applied(self) -> int:
@@ -47,6 +66,11 @@ class Adapter:
     def targets(self) -> tuple[str, ...]:
         """The components that it changes."""
         return tuple(component for component, keys in self.applied.items() if keys)
+
+
+def newest(adapters: Sequence[Adapter], lora_id: str) -> Adapter | None:
+    """The adapter that a new request means by an id: of several loads, the last one. None: there is none."""
+    return next((adapter for adapter in reversed(adapters) if adapter.id == lora_id), None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

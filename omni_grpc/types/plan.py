@@ -7,6 +7,11 @@ or not a request was dropped meanwhile. So a report always frees exactly one lan
 
 Sleep and Wake move the model itself, and come only while the worker has no request and no work: they are answered by
 Slept, Woken or Unmoved. Record and EndRecording come at any time; each rank that records answers with one Recorded.
+
+LoadAdapter and UnloadAdapter come at any time after Ready, too, and are carried out beside everything else, one after
+the other. A worker that has been started anew has the adapters of its settings alone, and the engine sends the others
+again; one that wakes loads them itself, before Woken. What it could not load then is told by AdapterFailed, of an
+adapter that had been loaded before.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from omni_grpc.types.errors import Failure
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading
+from omni_grpc.types.lora import Adapter
 from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.memory_model import MemoryModel
 from omni_grpc.types.request import Request
@@ -111,7 +117,34 @@ class EndRecording:
     end: RecordingEnd
 
 
-Order = Sleep | Wake | Record | EndRecording
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoadAdapter:
+    """Load an adapter from a file of this machine, so that requests may name `uid`, which no load had before: not that
+    of any adapter, nor the id of one of the settings. Others of the same `id` stay.
+
+    `sha256`: of the file, "" for whatever it has; `format`: the layout that it has to have, see Adapter.format, "" for
+    any. Answered by AdapterLoaded or AdapterFailed.
+    """
+
+    id: str
+    uid: str
+    path: str
+    sha256: str = ""
+    format: str = ""
+    pinned: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadAdapter:
+    """Unload an adapter. Requests that were admitted before end with it, no other one is admitted. Answered by
+    AdapterUnloaded when its last request is gone, also where there was none of that uid; where it was still to be
+    loaded, by AdapterFailed (UNLOADED) before.
+    """
+
+    uid: str
+
+
+Order = Sleep | Wake | Record | EndRecording | LoadAdapter | UnloadAdapter
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -340,8 +373,38 @@ class Recorded:
     failure: Failure | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterLoaded:
+    """An adapter can be used from now on, in `elapsed` seconds after its order was taken up. Of several ranks, rank 0's
+    once all have it: `adapter` counts keys of the file, which are the same for all.
+    """
+
+    adapter: Adapter
+    elapsed: float = 0.0
+    rank: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFailed:
+    """An adapter could not be loaded, or is lost. Nothing of it is left."""
+
+    uid: str
+    failure: Failure
+    rank: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterUnloaded:
+    """Nothing of an adapter is left."""
+
+    uid: str
+    rank: int = 0
+
+
 Moved = Slept | Woken | Unmoved
-Report = Loading | Fetched | Ready | Prepared | Stepped | DecodedPart | Decoded | Broken | Died | Moved | Recorded
+OfAdapter = AdapterLoaded | AdapterFailed | AdapterUnloaded
+OfRequest = Prepared | Stepped | DecodedPart | Decoded | Broken
+Report = Loading | Fetched | Ready | OfRequest | Died | Moved | Recorded | OfAdapter
 
 
 def requests_of(report: Report) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from omni_grpc.types.events import Failed, Retrying, StepProgress
+from omni_grpc.types.lora import Lora
 from omni_grpc.types.request import Guidance, GuidanceNorm
 from omni_grpc.types.results import Artifact, Effective
 from omni_grpc.types.step_cache import CacheCount
@@ -43,6 +44,7 @@ EXCEPTIONS: Mapping[tuple[type, str], FieldRule] = {
     (Artifact, "duration"): _PLAYING_TIME,
     (Effective, "duration"): _PLAYING_TIME,
     (Guidance, "norm"): FieldRule(why="unspecified where the model does not use it", reads=GuidanceNorm.NONE),
+    (Lora, "uid"): FieldRule(why="which load an id means is the server's to say", sent=False),
     (CacheCount, "measured"): _MEASURED,
     (CacheCount, "change"): _MEASURED,
 }

@@ -13,10 +13,14 @@ import torch
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.resolve.settings import Placement, place
+from omni_grpc.types.errors import Unimplemented
 from omni_grpc.types.plan import (
+    AdapterFailed,
+    AdapterUnloaded,
     Broken,
     Died,
     EndRecording,
+    LoadAdapter,
     Order,
     Plan,
     Ready,
@@ -27,6 +31,7 @@ from omni_grpc.types.plan import (
     SleepLevel,
     Slept,
     Stepped,
+    UnloadAdapter,
     Unmoved,
     Wake,
     Woken,
@@ -95,6 +100,11 @@ class Worker:
                 self._enter(self._step, self._recordings.begin, order)
             case EndRecording():
                 self._enter(self._step, self._recordings.end, order.end, order.id)
+            case LoadAdapter():
+                error = Unimplemented(f"{order.id} cannot be loaded while the server runs yet")
+                self._send(AdapterFailed(uid=order.uid, failure=error.failure))
+            case UnloadAdapter():
+                self._send(AdapterUnloaded(uid=order.uid))
 
     def submit(self, plan: Plan) -> None:
         """Passes each part of the plan to its lane. The memory of a dropped request is freed once its lane is done with

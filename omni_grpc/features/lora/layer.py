@@ -19,7 +19,7 @@ from omni_grpc.types.lora import Lora
 
 
 class LoraLinear(AnyLinear):
-    """Adds to each row the change of its request's adapters. `parts` holds the adapters of the layer, by name. With
+    """Adds to each row the change of its request's adapters. `parts` holds the adapters of the layer, by Lora.key. With
     `apart`, rows are computed one by one even where they have the same adapters.
     """
 
@@ -84,7 +84,7 @@ class LoraLinear(AnyLinear):
         for tokens, loras in self._adapter_runs():
             for lora in loras:
                 if lora.scale and lora.target in ("", self.component):
-                    for part in self.parts.get(lora.lora_id, ()):
+                    for part in self.parts.get(lora.key, ()):
                         y[tokens, part.rows].add_(part.change(x[tokens]), alpha=lora.scale)
         return y
 
