@@ -38,7 +38,7 @@ class Adapter:
     `size_bytes` is that of its file. One that is `pinned` is never dropped from them.
 
     `applied` counts its keys that found a layer, by component; `skipped` names those that found none in any, each with
-    the reason.
+    the reason. `warnings`: what the operator should know of how it is used.
     """
 
     id: str
@@ -52,6 +52,7 @@ class Adapter:
     uid: str = ""
     nbytes: int = 0
     pinned: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

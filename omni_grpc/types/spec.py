@@ -330,6 +330,11 @@ class Checkpoint:
         return next((part for part in self.parts if task in part.spec.tasks), self)
 
     @property
+    def denoisers(self) -> tuple[str, ...]:
+        """The components of ours that it has, in the order of the spec."""
+        return tuple(component for component in self.spec.weights if component in self.configs)
+
+    @property
     def limits(self) -> Limits:
         return self.spec.limits(self.configs)
 

@@ -399,8 +399,8 @@ def load_pipeline(parts: Loader, effects: Effects, setting: RunnerContext) -> Pi
     """
     kind: type[Pipeline] = pkgutil.resolve_name(parts.checkpoint.spec.pipeline)
     pipeline = kind.load(parts)
-    effects.check()
     surround(pipeline, setting, effects)
+    effects.check()
     return pipeline
 
 

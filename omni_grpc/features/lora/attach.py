@@ -10,11 +10,14 @@ from pathlib import Path
 from torch import nn
 
 from omni_grpc.config import LoraConfig
+from omni_grpc.feature_rules.lora import sources
 from omni_grpc.features import Context, Effects
 from omni_grpc.features.lora.layer import LoraLinear
-from omni_grpc.loading.adapters import AdapterFile, read_adapter
-from omni_grpc.loading.adapters.binding import OTHER, Bound, Change, Layers, Part, bind
+from omni_grpc.loading.adapters import AdapterFile
+from omni_grpc.loading.adapters.binding import OTHER, Bound, Change, Layers, Part
 from omni_grpc.loading.adapters.deltas import LowRank
+from omni_grpc.loading.adapters.encoder_names import is_encoder
+from omni_grpc.loading.adapters.targets import bind_targets, read_files, warnings
 from omni_grpc.nn.linear import AnyLinear
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.lora import Adapter
@@ -30,15 +33,16 @@ def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
     cannot be made row by row.
     """
     layers = _layers(module, context)
-    for name, path in (config.lora or {}).items():
-        file = read_adapter(name, Path(path))
-        bound = bind(
+    for name, paths in sources(config).items():
+        file = read_files(name, {component: Path(path) for component, path in paths.items()})
+        bound = bind_targets(
             name,
             file,
             context.component,
             layers,
             layouts=context.spec.layouts,
             components=tuple(context.spec.weights),
+            denoisers=context.denoisers,
         )
         bound.check(name)
         for change in bound.changes:
@@ -107,7 +111,7 @@ def _wrap_layer(module: nn.Module, path: str, context: Context) -> LoraLinear:
 
 
 def _check_applied(effects: Effects) -> None:
-    """Raises ConfigError for an adapter that fits no layer of any denoiser."""
+    """Raises ConfigError for an adapter that fits no layer of any component."""
     for adapter in effects.found.loras:
         if not adapter.keys_applied:
             first = ", ".join(f"{key} ({why})" for key, why in itertools.islice(adapter.skipped.items(), 4))
@@ -116,7 +120,7 @@ def _check_applied(effects: Effects) -> None:
 
 
 def _report(name: str, file: AdapterFile, bound: Bound, context: Context) -> None:
-    """Reports what an adapter did to one denoiser, together with what it did to those before."""
+    """Reports what an adapter did to one component, together with what it did to those before."""
     loras = {adapter.id: adapter for adapter in context.effects.found.loras}
     before, used = loras.get(name), bound.keys
     # what is another component's for one denoiser has a better reason elsewhere, or none
@@ -126,14 +130,17 @@ def _report(name: str, file: AdapterFile, bound: Bound, context: Context) -> Non
         if before is None or key in before.skipped
     }
     logger.info("adapter %s: %d keys fit %s, %d fit nothing so far", name, len(used), context.component, len(skipped))
+    # of an encoder that most adapters leave alone, nothing is told
+    counted = {context.component: len(used)} if used or not is_encoder(context.component) else {}
     loras[name] = Adapter(
         id=name,
-        file=file.path.name,
+        file=file.name,
         sha256=file.sha256,
         format=file.format,
         rank=file.rank,
         size_bytes=file.size_bytes,
-        applied={**(before.applied if before else {}), context.component: len(used)},
+        applied={**(before.applied if before else {}), **counted},
         skipped=skipped,
+        warnings=warnings(file, context.denoisers),
     )
     context.effects.report(loras=tuple(loras.values()))
