@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
     extract.add_argument("model", type=Path, metavar="TUNED", help="the same model with other weights")
     extract.add_argument("--rank", type=int, metavar="R", help="largest rank of a layer")
     extract.add_argument("--energy", type=float, metavar="SHARE", help="share of each layer's difference to keep, 0.99")
-    extract.add_argument("--full", action="store_true", help="also biases, norms and small layers, as they are")
+    extract.add_argument("--full", action="store_true", help="also biases, norms and tables of modulation, as they are")
     extract.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     extract.add_argument("--device", default="cpu", help="where to decompose (cpu)")
     extract.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to create")
@@ -91,6 +91,7 @@ def merge_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"{one['file']} x {one['scale']:g}: {keys}"
     for component, count in report["tensors"].items():
         yield f"{component}: {count} tensors changed"
+    yield from (f"warning: {text}" for text in report["warnings"])
     yield from _listed("skipped", [f"{key} ({why})" for key, why in report["skipped"].items()])
     yield from _listed("left out, since they have the old weights", report["left_out"])
 

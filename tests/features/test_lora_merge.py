@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -280,7 +281,9 @@ def test_ranks_and_energies_cut_and_are_told(tiny_qwen_image: Path, tmp_path: Pa
         assert (found["rank"], found["lost"]) == (rank, pytest.approx(left, abs=1e-5))
         bias = 128 * 0.25
         assert report["lost"] == pytest.approx((left * 21 + bias) / (21 + bias), abs=1e-5)
-        assert report["left_out"] == {f"transformer.{layer}.bias": "no linear layer; --full keeps biases and norms"}
+        assert report["left_out"] == {
+            f"transformer.{layer}.bias": "no linear layer; --full keeps biases, norms and tables of modulation"
+        }
         with safetensors.safe_open(file, framework="pt") as handle:
             config = json.loads(handle.metadata()["lora_adapter_metadata"])
             product = handle.get_tensor(f"transformer.{layer}.lora_B.weight") @ handle.get_tensor(
@@ -288,6 +291,27 @@ def test_ranks_and_energies_cut_and_are_told(tiny_qwen_image: Path, tmp_path: Pa
             )
         assert (config["transformer.r"], config["transformer.lora_alpha"]) == (rank, rank)
         torch.testing.assert_close(product, (u[:, :rank] * values[:rank]) @ v.T[:rank], rtol=0, atol=1e-5)
+
+
+def test_with_full_norms_and_tables_come_back_and_what_has_no_form_is_told(
+    made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    source, tuned = made("WanPipeline").checkpoint, tmp_path / "tuned"
+    shutil.copytree(source, tuned)
+    changed = ("blocks.0.attn1.norm_q.weight", "blocks.0.scale_shift_table", "scale_shift_table", "blocks.0.norm2.bias")
+    before = weights(source / "transformer")
+    after = before | {key: before[key] + 0.25 for key in changed}
+    save(after, tuned / "transformer" / WEIGHT_FILE)
+    vae = next((tuned / "vae").glob("*.safetensors"))
+    tensors = safetensors.torch.load_file(vae)
+    save({key: x + 1 for key, x in tensors.items()}, vae)
+    base = open_checkpoint(source)
+    report = extract(base, open_checkpoint(tuned), tmp_path / "found.safetensors", rank=4, full=True)
+    assert report["left_out"] == {"vae": "adapters do not change this component"}
+    assert (report["layers"], report["lost"]) == (0, 0.0)
+    merge(base, [Fold(path=tmp_path / "found.safetensors")], tmp_path / "again")
+    for key, tensor in weights(tmp_path / "again/transformer").items():
+        torch.testing.assert_close(tensor, after[key], rtol=0, atol=1e-6)
 
 
 def test_what_is_no_difference_of_one_model_is_refused(

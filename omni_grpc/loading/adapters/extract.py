@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from omni_grpc.loading.adapters.deltas import TABLE
 from omni_grpc.loading.adapters.files import METADATA
 from omni_grpc.loading.adapters.merge import Weights, components_of, weight_files
 from omni_grpc.types.errors import CheckpointError, ConfigError, Violation
@@ -32,7 +33,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 _LOOKED_UP = re.compile(r"(?:^|\.)(?:shared|embed_tokens|\w*embedding)$")
 """Layers of text encoders that are tables, which adapters of their libraries do not change."""
 
-NOT_LINEAR = "no linear layer; --full keeps biases and norms"
+NOT_LINEAR = "no linear layer; --full keeps biases, norms and tables of modulation"
 NO_FORM = "adapters have no form for it"
 OTHER_COMPONENT = "adapters do not change this component"
 
@@ -70,8 +71,8 @@ def extract(
     device: str = "cpu",
 ) -> dict[str, Any]:
     """Writes `target`, which must not exist yet: an adapter with PEFT's keys that makes `tuned` of `base`, up to `rank`
-    for each layer, or as many as keep the share `energy` of the squares of its difference. With `full` biases and norms
-    are in it as they are.
+    for each layer, or as many as keep the share `energy` of the squares of its difference. With `full` biases,
+    norms and tables of modulation are in it as they are.
 
     Returns what was made and what each layer lost, as data for JSON. Raises ConfigError for options that make no sense,
     CheckpointError for two checkpoints that are not the same model, are quantized, or do not differ.
@@ -152,6 +153,9 @@ def _take(made: _Made, component: str, key: str, mine: Weights, theirs: Weights,
     module, _, leaf = key.rpartition(".")
     name, shape = f"{component}.{module}", mine.shapes[key]
     whole = {("weight", 1): "diff", ("bias", 1): "diff_b"}.get((leaf, len(shape)))
+    if leaf == TABLE:
+        # of a block, or of what comes after all of them
+        name, whole = f"{component}.{module or 'head'}", "diff_m"
     table = component not in options.denoisers and _LOOKED_UP.search(module)
     if leaf == "weight" and len(shape) > 1 and not table:
         noise = float(before.abs().max()) * torch.finfo(torch.float32).eps

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
+import torch
 from torch import Tensor
 
 from omni_grpc.checkpoint import layout
-from omni_grpc.loading.adapters.binding import OTHER, Bound, Change, Layers, Part, bind
-from omni_grpc.loading.adapters.deltas import Bias, LowRank
-from omni_grpc.loading.adapters.files import AdapterFile, read_adapter, refused
+from omni_grpc.loading.adapters.binding import OTHER, Bound, Change, Layers, Part
+from omni_grpc.loading.adapters.deltas import TABLE, Bias, Delta, Dense, Kron, LowRank, Vector
+from omni_grpc.loading.adapters.files import AdapterFile, refused
 from omni_grpc.loading.adapters.rewrite import DTYPES, rewrite
+from omni_grpc.loading.adapters.targets import bind_targets, read_files, warnings
 from omni_grpc.loading.sources import check_scheme
 from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.json_text import read_json
@@ -52,12 +54,16 @@ class _Bound:
     fold: Fold
     file: AdapterFile
     by_component: Mapping[str, Bound]
+    warnings: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """What one adapter makes of a tensor of the checkpoint: the part `part` of `change`, `scale` times."""
+    """What one adapter makes of a tensor of the checkpoint: the part `part` of `change`, `scale` times. `order` is the
+    same for all parts of a change, and rises from change to change.
+    """
 
+    order: int
     scale: float
     change: Change
     part: Part
@@ -84,18 +90,22 @@ class Weights:
 
     @property
     def layers(self) -> Layers:
-        """The modules that have a weight; a convolution of patches is a linear layer, as it is where models run."""
-        return {
-            key.removesuffix(".weight"): (shape[0], math.prod(shape[1:])) if len(shape) > 1 else None
-            for key, shape in self.shapes.items()
-            if key.endswith(".weight")
-        }
+        """The modules that have a weight, and tables of modulation. A convolution of patches is a linear layer here, as
+        it is where models run.
+        """
+        found: dict[str, tuple[int, ...] | None] = {}
+        for key, shape in self.shapes.items():
+            if key.endswith(".weight"):
+                found[key.removesuffix(".weight")] = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else shape
+            elif key.endswith(TABLE):
+                found[key] = shape
+        return found
 
     def read(self, key: str) -> Tensor:
-        """float32, [out, in] or [out]."""
+        """float32; a weight is [out, in] or [out]."""
         with _open(self.places[key]) as handle:
             tensor: Tensor = handle.get_tensor(key).float()
-        return tensor.flatten(1) if tensor.dim() > 1 else tensor
+        return tensor.flatten(1) if tensor.dim() > 1 and key.endswith(".weight") else tensor
 
     def check_full_precision(self, config: Mapping[str, Any]) -> None:
         """Raises CheckpointError where they are quantized. `config` is the component's."""
@@ -183,37 +193,50 @@ def _bind(checkpoint: Checkpoint, fold: Fold, components: Mapping[str, Weights])
         raise refused(name, f"scale {fold.scale:g} changes nothing that could be stored; give a finite one, not 0")
     if fold.component and fold.component not in components:
         raise refused(name, f"{fold.component!r} is no component of the model; it has {', '.join(components)}")
-    file = read_adapter(name, fold.path)
-    spec, denoisers = checkpoint.spec, tuple(name for name in components if name in checkpoint.spec.weights)
+    denoisers = tuple(component for component in components if component in checkpoint.spec.weights)
+    file = read_files(name, {fold.component: fold.path})
     by_component = {}
     for component, weights in components.items():
-        if fold.component in ("", component):
-            by_component[component] = bind(
-                name, file, component, weights.layers, layouts=spec.layouts, components=denoisers
-            )
-            by_component[component].check(name)
-        else:
-            by_component[component] = Bound((), dict.fromkeys(file.keys, OTHER), {})
+        by_component[component] = bind_targets(
+            name,
+            file,
+            component,
+            weights.layers,
+            layouts=checkpoint.spec.layouts,
+            components=denoisers,
+            denoisers=denoisers,
+        )
+        by_component[component].check(name)
     if not any(bound.changes for bound in by_component.values()):
         why = sorted({why for bound in by_component.values() for why in bound.skipped.values()})
         raise refused(name, f"no key of {file.path.name} changes the model ({', '.join(why)})")
-    return _Bound(fold, file, by_component)
+    return _Bound(fold, file, by_component, warnings(file, denoisers))
 
 
 def _plan(component: str, weights: Weights, bound: Sequence[_Bound]) -> Plan:
     """Raises CheckpointError for a change of what the checkpoint does not have."""
     plan: dict[str, list[Step]] = {}
-    for one in bound:
-        for change in one.by_component[component].changes:
-            leaf = "bias" if isinstance(change.delta, Bias) else "weight"
-            for part in change.parts:
-                if (key := f"{part.module}.{leaf}") not in weights.shapes:
-                    raise CheckpointError(
-                        f"{change.keys[0]} of {one.file.path.name} changes {key}, which is not in "
-                        f"{weights.folder}; load the adapter instead of merging it"
-                    )
-                plan.setdefault(key, []).append(Step(one.fold.scale * change.scale, change, part))
+    pairs = [(one, change) for one in bound for change in one.by_component[component].changes]
+    for order, (one, change) in enumerate(pairs):
+        for part in change.parts:
+            key = _key(change.delta, part.module)
+            if key not in weights.shapes:
+                raise CheckpointError(
+                    f"{change.keys[0]} of {one.file.path.name} changes {key}, which is not in "
+                    f"{weights.folder}; load the adapter instead of merging it"
+                )
+            plan.setdefault(key, []).append(Step(order, one.fold.scale * change.scale, change, part))
     return plan
+
+
+def _key(delta: Delta, module: str) -> str:
+    """The tensor of the checkpoint that a change of a module is of."""
+    match delta:
+        case Vector(leaf):
+            return module if leaf == TABLE else f"{module}.{leaf}"
+        case Bias():
+            return f"{module}.bias"
+    return f"{module}.weight"
 
 
 def _write(
@@ -245,19 +268,30 @@ def _write(
             shutil.copyfile(file, new)
 
 
-def _value(weights: Weights, plan: Plan, key: str) -> Tensor:
-    """A tensor of the checkpoint, [out, in] or [out], after all its steps, in float32."""
+def _value(weights: Weights, plan: Plan, key: str, before: float = math.inf) -> Tensor:
+    """A tensor of the checkpoint in float32, [out, in], [out] or a table, after its steps below the order `before`."""
     value = weights.read(key)
-    for step in plan[key]:
-        part, delta = step.part, step.change.delta
+    for step in plan.get(key, ()):
+        if step.order >= before:
+            break
+        scale, part, delta = step.scale, step.part, step.change.delta
         match delta:
             case Bias(vector):
-                added = vector[part.source]
-            case LowRank(down, up):
-                added = up[part.source] @ down
+                value[part.rows].add_(vector[part.source], alpha=scale)
+            case Vector(_, values, replaces):
+                other = values.view_as(value).float()
+                value = torch.lerp(value, other, scale) if replaces else value.add_(other, alpha=scale)
+            case LowRank() | Kron() | Dense():
+                value[part.rows].add_(delta.rows(part.source).dense(), alpha=scale)
+            case _ if delta.by_rows:
+                value[part.rows] = delta.rows(part.source).merged(value[part.rows], scale)
             case _:
-                added = delta.dense()[part.source]
-        value[part.rows].add_(added, alpha=step.scale)
+                # every row of the new weight depends on all of the old ones, also on those of other modules
+                whole = torch.empty(delta.shape)
+                for one in step.change.parts:
+                    old = _value(weights, plan, f"{one.module}.weight", step.order)
+                    whole[one.source] = old[one.rows]
+                value[part.rows] = delta.merged(whole, scale)[part.source]
     return value
 
 
@@ -311,9 +345,15 @@ def _record(checkpoint: Checkpoint, bound: Sequence[_Bound]) -> dict[str, Any]:
         }
         for one in bound
     ]
-    skipped = {}
+    skipped: dict[str, str] = {}
     for one in bound:
         used = {key for bound in one.by_component.values() for key in bound.keys}
         for bound_ in one.by_component.values():
             skipped |= {key: why for key, why in bound_.skipped.items() if key not in used and why != OTHER}
-    return {"base": checkpoint.name, "pipeline": checkpoint.spec.name, "merged": merged, "skipped": skipped}
+    return {
+        "base": checkpoint.name,
+        "pipeline": checkpoint.spec.name,
+        "merged": merged,
+        "skipped": skipped,
+        "warnings": [text for one in bound for text in one.warnings],
+    }

@@ -57,7 +57,7 @@ def _header(stream: BinaryIO) -> tuple[int, dict[str, Any]]:
     return 8 + length, read_json(stream.read(length))
 
 
-def _bytes(key: str, value: Tensor, entry: Mapping[str, Any], source: Path) -> memoryview:
+def _bytes(key: str, value: Tensor, entry: Mapping[str, Any], source: Path) -> bytes:
     dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
     if value.numel() != math.prod(shape):
         raise CheckpointError(f"{key} of {source} has {math.prod(shape)} elements; {value.numel()} were computed")
@@ -67,7 +67,7 @@ def _bytes(key: str, value: Tensor, entry: Mapping[str, Any], source: Path) -> m
             f"{key} of {source} would have values that are not finite in {entry['dtype']}; use a smaller scale, or a "
             "checkpoint in a wider precision"
         )
-    return memoryview(stored.contiguous().flatten().view(torch.uint8).numpy())
+    return bytes(stored.contiguous().flatten().view(torch.uint8).numpy())
 
 
 def _copy(old: BinaryIO, new: BinaryIO, count: int) -> None:
