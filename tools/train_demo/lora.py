@@ -27,6 +27,7 @@ from diffusers import AutoencoderKLQwenImage
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from transformers import Qwen2Tokenizer
 
 from omni_grpc.config import BUNDLED
 from omni_grpc.config.command_line import Parser
@@ -74,8 +75,10 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     torch.manual_seed(args.seed)
     generator = torch.Generator().manual_seed(args.seed)
-    new, known = scenes(args.word, args.scenes, args.seed), scenes(None, args.scenes // 2, args.seed + 1)
-    empty = text_states([""])
+    words = tokenizer()
+    new = scenes(words, args.word, args.scenes, args.seed)
+    known = scenes(words, None, args.scenes // 2, args.seed + 1)
+    empty = text_states(words, [""])
     teacher, table = transformer(), rope(TEXT, TOKENS, TOKENS)
     model = copy.deepcopy(teacher)
     factors = attach(model, args.rank, args.alpha / args.rank, generator)
@@ -150,9 +153,8 @@ def transformer() -> Transformer:
 
 
 @torch.inference_mode()
-def text_states(captions: list[str]) -> tuple[Tensor, Tensor]:
+def text_states(words: Qwen2Tokenizer, captions: list[str]) -> tuple[Tensor, Tensor]:
     """[n, TEXT, C] of the text encoder, and how many of them count."""
-    words = tokenizer()
     encoder, prefix = TextEncoder(len(words)), "model."
     weights = load_file(Path(BUNDLED) / "text_encoder" / "model.safetensors")
     mine = {name.removeprefix(prefix): x.float() for name, x in weights.items() if not name.startswith("visual.")}
@@ -162,11 +164,11 @@ def text_states(captions: list[str]) -> tuple[Tensor, Tensor]:
     return torch.cat([encoder(part) for part in ids.split(64)]), lengths
 
 
-def scenes(word: str | None, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def scenes(words: Qwen2Tokenizer, word: str | None, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Latents [n, N, 64] of scenes with a word, or without a new one, and the states and the lengths of their captions;
     none of them held out.
     """
-    rng, words = random.Random(seed), tokenizer()
+    rng = random.Random(seed)
     captions, pictures = [], []
     while len(captions) < count:
         wish = training_wish(word, rng)
@@ -176,7 +178,7 @@ def scenes(word: str | None, count: int, seed: int) -> tuple[Tensor, Tensor, Ten
         if encode(words, text) is not None:
             captions.append(text)
             pictures.append(paint(arrange(wish, EDGE, EDGE, rng)))
-    return latents(np.stack(pictures)), *text_states(captions)
+    return latents(np.stack(pictures)), *text_states(words, captions)
 
 
 def training_wish(word: str | None, rng: random.Random) -> Wish:
