@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
 import random
+from pathlib import Path
 
 import pytest
 
+from omni_grpc.config import EngineConfig
+from omni_grpc.feature_rules.lora import DEVICE_CACHE, device_cache
 from omni_grpc.resolve.residency import (
     GIB,
     DenoiserSize,
@@ -179,3 +184,28 @@ def test_a_pipeline_of_diffusers_keeps_all_or_one_component() -> None:
     assert plan_adapter(QWEN, 50 * GIB)
     with pytest.raises(ConfigError, match=r"give it 41\.1, or add --enable-layerwise-offload"):
         plan_adapter(QWEN, 30 * GIB)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_kept_for_adapters_comes_on_top_of_every_plan(seed: int) -> None:
+    plain = made_up(seed)
+    kept = dataclasses.replace(plain, adapters=1 << 20)
+    whole = plain.weights + plain.graphs + 2 * (plain.step + sum(part.work for part in plain.parts))
+    for budget in range(1, whole, max(1, whole // 30)):
+        if not _fits(plain, budget):
+            assert not _fits(kept, budget + (1 << 20))
+            continue
+        without, beside = plan_residency(plain, budget), plan_residency(kept, budget + (1 << 20))
+        assert beside == dataclasses.replace(without, peak=without.peak + (1 << 20))
+
+
+def test_the_bytes_of_adapters_are_those_of_the_setting_or_of_their_files(tmp_path: Path) -> None:
+    def of(**settings: object) -> int:
+        return device_cache(EngineConfig.from_settings(model="toy", **settings))
+
+    file = tmp_path / "a.safetensors"
+    file.touch()
+    os.truncate(file, 3 << 30)
+    assert (of(), of(lora_device_cache=5), of(lora_host_cache=5)) == (0, 5, DEVICE_CACHE)
+    assert (of(lora={"a": str(file)}), of(lora={"a": str(tmp_path), "b": str(file)})) == (3 << 30, 6 << 30)
+    assert of(lora={"a": str(tmp_path / "nowhere")}) == DEVICE_CACHE

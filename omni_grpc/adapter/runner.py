@@ -60,7 +60,7 @@ class SessionRunner(Runner):
     ) -> None:
         """`scheduler` and `found` are for the parameters in files, see `Delivery`."""
         self._members = members
-        self._delivery = delivery.Delivery(setting.prefix, scheduler=scheduler, found=found)
+        self._delivery = delivery.Delivery(setting.prefix, scheduler=scheduler, found=lambda: found or WorkerFindings())
         self._cache = cache
         # components are shared
         self._pipeline = members[0].pipeline

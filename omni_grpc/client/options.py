@@ -48,7 +48,7 @@ class Sampling(TypedDict, total=False):
     scheduler: str | None
     """One of the model's schedulers, by class name. Not given: the checkpoint's own."""
     loras: Mapping[str, float] | None
-    """LoRA adapters that are loaded, by name, each with its scale."""
+    """LoRA adapters, by NAME or NAME@COMPONENT, with scales."""
     extra: Mapping[str, Any] | None
     """Parameters of this one model, by name."""
     embed_parameters: bool | None

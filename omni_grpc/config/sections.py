@@ -180,6 +180,18 @@ class LoraConfig:
         "file for one component (transformer_2, text_encoder); repeatable, or one JSON object",
         pairs=True,
     )
+    lora_device_cache: int | None = setting(
+        None,
+        "bytes of device memory for adapters; those used longest ago make room for others, except those of running "
+        "requests and pinned ones (default: 2 GiB, or what those of --lora take)",
+        minimum=0,
+    )
+    lora_host_cache: int | None = setting(
+        None,
+        "bytes of host memory for adapters; those used longest ago make room, and are read from their files again for "
+        "the next request (default: 8 GiB, or what those of --lora take)",
+        minimum=0,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,19 @@ from typing import Protocol, TypeGuard
 
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.load_progress import Loading
-from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, Ready, Recorded, Report, Stepped
+from omni_grpc.types.plan import (
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterUnloaded,
+    Broken,
+    Decoded,
+    DecodedPart,
+    Prepared,
+    Ready,
+    Recorded,
+    Report,
+    Stepped,
+)
 
 Key = tuple[str, str]
 """What reports belong together: the lane and, where it has one, the request."""
@@ -103,6 +115,11 @@ class Agreement:
 
     def _settle(self, key: Key, reports: Mapping[int, Report]) -> None:
         first = reports[0]
+        if key[0] == "adapter":
+            # each reads the file for itself: what one of them lacks, nobody can use
+            failed = (report for _, report in sorted(reports.items()) if isinstance(report, AdapterFailed))
+            self._agreed(next(failed, first))
+            return
         other = next((rank for rank, report in reports.items() if _told(report) != _told(first)), None)
         # rank 0 alone encodes what was decoded: where that fails, all ranks are done with the decode, and none hangs
         if other is None or key[0] == "decode":
@@ -151,8 +168,17 @@ def is_lost_decode(report: Report) -> TypeGuard[Broken]:
     return isinstance(report, Broken) and report.phase == "decode"
 
 
+def is_lost_adapter(report: Report) -> TypeGuard[AdapterFailed]:
+    """Whether an adapter could not be loaded by some rank: others may have it, and have to be told to unload it."""
+    return isinstance(report, AdapterFailed) and report.failure.reason != "LORA_UNLOADED"
+
+
 def _key(report: Report) -> Key:
     match report:
+        case AdapterLoaded(adapter=adapter):
+            return "adapter", adapter.key
+        case AdapterFailed(uid=uid) | AdapterUnloaded(uid=uid):
+            return "adapter", uid
         case Prepared(id=request_id):
             return "prepare", request_id
         case Broken(id=request_id, phase=phase):

@@ -28,7 +28,19 @@ from omni_grpc.types.errors import Code, Failure, OmniError, Unavailable
 from omni_grpc.types.launch import Launch
 from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.os_errors import plain
-from omni_grpc.types.plan import Died, EndRecording, Order, Plan, Record, Recorded, Report, Sleep, Wake
+from omni_grpc.types.plan import (
+    Died,
+    EndRecording,
+    LoadAdapter,
+    Order,
+    Plan,
+    Record,
+    Recorded,
+    Report,
+    Sleep,
+    UnloadAdapter,
+    Wake,
+)
 from omni_grpc.types.spec import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -137,7 +149,9 @@ class RankAgent:
             case Bye():
                 if not self._ended.done():
                     self._ended.set_result(message)
-            case Plan() | Sleep() | Wake() | Record() | EndRecording() if self._life is not None:
+            case Plan() | Sleep() | Wake() | Record() | EndRecording() | LoadAdapter() | UnloadAdapter() if (
+                self._life is not None
+            ):
                 self._life.send(message)
 
     async def _drop_life(self) -> None:

@@ -19,10 +19,18 @@ from pathlib import Path
 from typing import Protocol
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.engine.agreement import LAST_WORDS_SECONDS, Agreement, is_last_words, is_lost_decode, name_of, of_rank
+from omni_grpc.engine.agreement import (
+    LAST_WORDS_SECONDS,
+    Agreement,
+    is_last_words,
+    is_lost_adapter,
+    is_lost_decode,
+    name_of,
+    of_rank,
+)
 from omni_grpc.engine.executor import WORKER, Deliver, Life, Obituary, ProcessExecutor, Vital, WorkerProcess, gone
 from omni_grpc.types.errors import Code, Failure, Unavailable
-from omni_grpc.types.plan import Broken, Died, Order, Plan, Prepared, Report
+from omni_grpc.types.plan import Broken, Died, Order, Plan, Prepared, Report, UnloadAdapter
 from omni_grpc.types.ranks import INTERFACES, RANK, RENDEZVOUS, WORLD_SIZE
 from omni_grpc.types.request import Request
 from omni_grpc.types.shared_inputs import free_blocks, link_inputs, media_of
@@ -182,6 +190,9 @@ class RankGroup:
         if is_lost_decode(report):
             with contextlib.suppress(Unavailable):  # one of them is gone, and Died follows
                 self.send(Plan(drop=(report.id,)))
+        if is_lost_adapter(report):
+            with contextlib.suppress(Unavailable):
+                self.send(UnloadAdapter(uid=report.uid))
         self._deliver(report)
 
     def _end(self, failure: Failure) -> None:

@@ -30,14 +30,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from omni_grpc.config import EngineConfig, start_logging
-from omni_grpc.engine.agreement import LAST_WORDS_SECONDS, Agreement, is_lost_decode, name_of, of_rank
+from omni_grpc.engine.agreement import LAST_WORDS_SECONDS, Agreement, is_lost_adapter, is_lost_decode, name_of, of_rank
 from omni_grpc.engine.assignment import Assignment, Seat
 from omni_grpc.engine.executor import LOCAL_WORKER
 from omni_grpc.engine.ray_actor import Arrival, RayWorker
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.os_errors import plain
-from omni_grpc.types.plan import Beat, Broken, Decoded, Died, Order, Plan, Ready, Report
+from omni_grpc.types.plan import Beat, Broken, Decoded, Died, Order, Plan, Ready, Report, UnloadAdapter
 from omni_grpc.types.request import Request
 from omni_grpc.types.shared_inputs import read_inputs
 from omni_grpc.types.spec import Checkpoint
@@ -215,6 +215,8 @@ class _Replica:
     def _on_agreed(self, report: Report) -> None:
         if self._world > 1 and is_lost_decode(report):
             self._hand_out(Plan(drop=(report.id,)))
+        if self._world > 1 and is_lost_adapter(report):
+            self._hand_out(UnloadAdapter(uid=report.uid))
         self._send(self._here(report))
 
     def _hand_out(self, message: Plan | Order) -> None:

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 from omni_grpc.config import EngineConfig, LoraConfig
 from omni_grpc.feature_rules.base import Faults, FeatureRules, Variants, is_native, no_effect_through_diffusers
+from omni_grpc.types.lora import split
 from omni_grpc.types.spec import Checkpoint, ModelSpec
+
+DEVICE_CACHE, HOST_CACHE = 2 << 30, 8 << 30
+"""Bytes of device and host memory for adapters, unless settings say otherwise, or those of `lora` take more."""
 
 
 def sources(config: LoraConfig) -> dict[str, dict[str, str]]:
     """The paths of adapters by id and by the component that the operator says; "" where he says none."""
     found: dict[str, dict[str, str]] = {}
     for key, path in (config.lora or {}).items():
-        name, _, component = key.partition("@")
+        name, component = split(key)
         found.setdefault(name, {})[component] = path
     return found
+
+
+def device_cache(config: EngineConfig) -> int:
+    """Bytes of the device that are kept for adapters, as far as settings and files tell before anything is loaded."""
+    loras = _section(config)
+    if loras is None:
+        return 0
+    if loras.lora_device_cache is not None:
+        return loras.lora_device_cache
+    return max(DEVICE_CACHE, sum(_bytes(Path(path)) for path in (loras.lora or {}).values()))
+
+
+def _bytes(path: Path) -> int:
+    """Of the safetensors files that a path stands for; what is not there is told of where it is loaded."""
+    files = [path] if path.is_file() else path.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files)
 
 
 def _section(config: EngineConfig) -> LoraConfig | None:
@@ -24,7 +47,8 @@ def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
     if config.loras is None:
         return {}
     if not is_native(checkpoint):
-        return {"lora": f"{no_effect_through_diffusers(checkpoint)}; LoRA adapters need a native model"}
+        given = {name: value for name, value in dataclasses.asdict(config.loras).items() if value is not None}
+        return {name: f"{no_effect_through_diffusers(checkpoint)}; LoRA adapters need a native model" for name in given}
     wrong = _wrong_component(config.loras, checkpoint)
     return {"lora": wrong} if wrong else {}
 
@@ -33,10 +57,7 @@ def _wrong_component(config: LoraConfig, checkpoint: Checkpoint) -> str:
     """What is wrong with the components of adapters: names that the model does not have, or a file for one beside one
     for all; "" if nothing is.
     """
-    encoders = (
-        name for name, kind in checkpoint.configs.get("", {}).items() if name.startswith("text_encoder") and kind
-    )
-    known = (*checkpoint.denoisers, *encoders)
+    known = (*checkpoint.denoisers, *checkpoint.text_encoders)
     for name, paths in sources(config).items():
         said = [component for component in paths if component]
         if wrong := [component for component in said if known and component not in known]:

@@ -13,22 +13,67 @@ import collections
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from omni_grpc.loading.checkpoint import WeightTargets
 from omni_grpc.nn.mesh import Mesh
 from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.findings import WorkerFindings
+from omni_grpc.types.lora import Adapter
+from omni_grpc.types.plan import LoadAdapter
 from omni_grpc.types.ranks import Axis
+from omni_grpc.types.request import Request
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
+
+
+class Adapters(Protocol):
+    """The adapters of a model that come and go while it runs, as a worker sees them. What `load` returns goes to
+    `attach`, what `unload` and `release` return to `remove`.
+    """
+
+    def load(self, order: LoadAdapter) -> Any:
+        """Reads, checks and converts an adapter, on a thread of its own. Raises OmniError."""
+
+    def attach(self, entry: Any) -> Adapter:
+        """Makes a loaded adapter one that requests may name. Called between steps, and quick."""
+
+    def admit(self, request: Request) -> None:
+        """Has the adapters of a request where they are needed, until it is released. Called before its prepare. Raises
+        OmniError for an adapter that is not there, or finds no room.
+        """
+
+    def release(self, request_id: str) -> Sequence[Any]:
+        """A request has ended. Returns the adapters that were to be unloaded and have no other request. Called between
+        steps, and quick.
+        """
+
+    def unload(self, key: str) -> Any:
+        """Admits no request with an adapter any more. Returns it where none has it, None where one still does. Raises
+        KeyError where there is none of this key.
+        """
+
+    def remove(self, entry: Any) -> None:
+        """Frees an adapter that no request has, on any thread."""
+
+    def wake(self) -> None:
+        """The device can be used again, after the sleep of which `Effects.on_sleep` has told."""
+
+    @property
+    def found(self) -> Sequence[Adapter]:
+        """Those that requests may name, and those that are being unloaded."""
+
+    @property
+    def room(self) -> int:
+        """Bytes of the device that they may still take."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -42,6 +87,9 @@ class Effects:
     on_sleep: frees what a feature holds on the device and makes anew when it is needed; called before the weights
     leave, while nothing runs.
     counts: what features count while the model runs, by name; each name has one writer.
+    adapters: those that come and go while the model runs; None where the feature is off.
+    stale: forgets what was made for requests and reads tensors that are gone; gets a function that says of what a
+    part looks at in an owner (nn.rows.ByOwner) whether that is so.
     """
 
     found: WorkerFindings = dataclasses.field(default_factory=WorkerFindings)
@@ -50,6 +98,8 @@ class Effects:
     checks: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
     on_sleep: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    adapters: Adapters | None = None
+    stale: list[Callable[[Callable[[Hashable], bool]], None]] = dataclasses.field(default_factory=list)
 
     def report(self, **findings: Any) -> None:
         """Replaces these fields of `found`."""
@@ -89,7 +139,9 @@ class Context:
     batch_invariant: whether a request has to give the same bits in any batch.
     effects: what features report, shared by all denoisers of the model.
     exclusive: a context manager in which no other thread of the worker uses the device. It yields False where that
-    cannot be had now.
+    cannot be had now. work: one in which no other thread has it for itself.
+    copied: a copy on the device of bytes of the host, uint8 [N], there when it returns; None: the device has no memory
+    of its own.
     """
 
     component: str
@@ -102,6 +154,8 @@ class Context:
     batch_invariant: bool = False
     effects: Effects = dataclasses.field(default_factory=Effects)
     exclusive: Callable[[], AbstractContextManager[bool]] = single_threaded
+    work: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    copied: Callable[[Tensor], Tensor] | None = None
 
     def group(self, axis: Axis, what: str) -> ProcessGroup:
         """The ranks of an axis. Raises ConfigError where this rank is alone: `what` needs others."""

@@ -53,7 +53,7 @@ MAX_KEYS = 4096
 CAPTURES, REPLAYS = "graph_captures", "graph_replays"
 """What is counted: graphs that were captured, and how often one was launched."""
 
-BatchKey = Hashable
+BatchKey = tuple[Any, ...]
 Replay = Callable[[], None]
 Blocks = Callable[[Carry, Rows], Carry]
 """Runs some blocks of a stack."""
@@ -85,6 +85,7 @@ def apply(module: nn.Module, config: WorkerConfig, context: Context) -> None:
     stack.wrap(graphs.around)
     # graphs read weights by their addresses, which are others after waking
     context.effects.on_sleep.append(graphs.forget)
+    context.effects.stale.append(graphs.forget_where)
 
 
 class Recorder(abc.ABC):
@@ -315,6 +316,14 @@ class Graphs:
         """Drops all graphs and their memory. A batch of a key that was seen before is captured anew."""
         with self._lock:
             self._forget()
+
+    def forget_where(self, stale: Callable[[Hashable], bool]) -> None:
+        """Drops the graphs of which something that blocks look at in an owner is stale: they read tensors that are
+        gone. What is launched waits for no more than the batch that runs.
+        """
+        with self._lock:
+            for key in [key for key in self.kept if any(stale(one) for one in key[-1])]:
+                del self.kept[key]
 
     def _forget(self) -> None:
         self.kept.clear()

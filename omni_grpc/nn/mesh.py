@@ -64,6 +64,14 @@ class Mesh:
         dist.broadcast(said, group=self.groups[Axis.WORLD], group_src=0)
         return bool(said.item())
 
+    def all_say(self, decision: bool, device: torch.device) -> bool:
+        """Whether all ranks have decided so, for what each finds out by itself and all have to go by."""
+        if Axis.WORLD not in self.groups:
+            return decision
+        said = torch.tensor([int(decision)], device=device)
+        dist.all_reduce(said, dist.ReduceOp.MIN, group=self.groups[Axis.WORLD])
+        return bool(said.item())
+
     def first_gives(self, x: T) -> T:
         """What rank 0 has for x, which is pickled: for what a process has measured and all ranks have to go by."""
         if Axis.WORLD not in self.groups:

@@ -5,7 +5,8 @@ or a bias. Each computes some rows of the layer's weight.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -94,14 +95,8 @@ def columns(weight: Tensor, inputs: Sequence[slice] | None) -> Tensor:
     return weight if inputs is None else torch.cat([weight[:, part] for part in inputs], 1)
 
 
-def moved(update: Update, device: torch.device, dtype: torch.dtype) -> Update:
-    """The update with its tensors, of any shape, on a device and in a dtype."""
-    match update:
-        case LowRankUpdate(down, up, rows):
-            return LowRankUpdate(down.to(device, dtype), up.to(device, dtype), rows)
-        case KronUpdate(first, second):
-            return dataclasses.replace(update, first=first.to(device, dtype), second=second.to(device, dtype))
-        case DenseUpdate(weight, rows):
-            return DenseUpdate(weight.to(device, dtype), rows)
-        case BiasUpdate(vector, rows):
-            return BiasUpdate(vector.to(device, dtype), rows)
+def mapped(update: Update, change: Callable[[Tensor], Tensor]) -> Update:
+    """The update with `change` of each of its tensors, of any shape."""
+    found: dict[str, Any] = {field.name: getattr(update, field.name) for field in dataclasses.fields(update)}
+    changed: dict[str, Any] = {name: change(x) for name, x in found.items() if isinstance(x, Tensor)}
+    return dataclasses.replace(update, **changed)

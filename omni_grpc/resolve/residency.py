@@ -12,6 +12,7 @@ from omni_grpc.checkpoint.sizes import CODES, DENOISERS, Header
 from omni_grpc.config import EngineConfig
 from omni_grpc.feature_rules.base import is_native
 from omni_grpc.feature_rules.gguf import gguf_files
+from omni_grpc.feature_rules.lora import device_cache
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.load_progress import size_text
 from omni_grpc.types.memory_model import MARGIN
@@ -88,23 +89,26 @@ class PartSize:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
     """Bytes of a model as it is loaded. `step`: what steps work with; `graphs`: what CUDA graphs take, where blocks do
-    not move. `margin`: the part of what the weights leave that no request may use.
+    not move. `adapters`: what is kept for those that requests bring to the device. `margin`: the part of what the
+    weights leave that no request may use.
     """
 
     denoisers: tuple[DenoiserSize, ...]
     parts: tuple[PartSize, ...]
     step: int
     graphs: int = 0
+    adapters: int = 0
     margin: float = 0.0
 
     def peak(self, held: int, work: int, *, blocks_move: bool) -> int:
         """Bytes that a plan needs: what it holds, and what runs beside steps."""
         runs = math.ceil((self.step + work) / (1 - self.margin))
-        return held + runs + (0 if blocks_move else self.graphs)
+        return held + runs + self.adapters + (0 if blocks_move else self.graphs)
 
     def free(self, budget: int, held: int, *, blocks_move: bool) -> int:
         """Bytes that a budget leaves for what runs beside steps."""
-        return int((budget - held - (0 if blocks_move else self.graphs)) * (1 - self.margin)) - self.step
+        rest = budget - held - self.adapters - (0 if blocks_move else self.graphs)
+        return int(rest * (1 - self.margin)) - self.step
 
     @property
     def weights(self) -> int:
@@ -165,6 +169,8 @@ def plan_residency(
         f"is {budget / GIB:g} GiB, and the model needs at least {gib:g}: two of its largest blocks, what is in no "
         f"block, the largest of {parts}, and what they work with"
     )
+    if sizes.adapters:
+        why += f", beside {sizes.adapters / GIB:.2f} for LoRA adapters (--lora-device-cache)"
     message = f"--gpu-memory-budget {why}; give it {gib:g} or more"
     raise ConfigError(message, reason="BUDGET_TOO_SMALL", violations=(Violation(SETTING, why),))
 
@@ -237,6 +243,7 @@ def sizes_of(
         parts=tuple(parts),
         step=_step_bytes(checkpoint),
         graphs=0 if config.worker.cuda_graph_tokens == 0 or not is_native(checkpoint) else GRAPHS,
+        adapters=device_cache(config) if is_native(checkpoint) else 0,
         margin=MARGIN,
     )
 

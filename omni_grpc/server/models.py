@@ -47,4 +47,5 @@ def _lora(value: Adapter, model: str, *, in_use: int) -> model_pb2.Lora:
         keys_skipped=[f"{key} ({why})" for key, why in value.skipped.items()],
         in_use=in_use,
         sha256=bytes.fromhex(value.sha256),
+        warnings=value.warnings,
     )

@@ -138,7 +138,7 @@ class LoadAdapter:
 class UnloadAdapter:
     """Unload an adapter. Requests that were admitted before end with it, no other one is admitted. Answered by
     AdapterUnloaded when its last request is gone, also where there was none of that uid; where it was still to be
-    loaded, by AdapterFailed (UNLOADED) before.
+    loaded, by AdapterFailed (LORA_UNLOADED) before.
     """
 
     uid: str

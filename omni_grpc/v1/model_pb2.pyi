@@ -200,7 +200,7 @@ class ModelLimits(_message.Message):
     def __init__(self, min_width: _Optional[int] = ..., min_height: _Optional[int] = ..., max_width: _Optional[int] = ..., max_height: _Optional[int] = ..., max_pixels: _Optional[int] = ..., size_multiple: _Optional[int] = ..., default_width: _Optional[int] = ..., default_height: _Optional[int] = ..., max_steps: _Optional[int] = ..., max_outputs: _Optional[int] = ..., max_prompt_chars: _Optional[int] = ..., max_prompt_tokens: _Optional[int] = ..., max_input_images: _Optional[int] = ..., max_loras: _Optional[int] = ..., min_frames: _Optional[int] = ..., max_frames: _Optional[int] = ..., frame_multiple: _Optional[int] = ..., frame_offset: _Optional[int] = ..., default_frames: _Optional[int] = ..., default_fps: _Optional[float] = ..., fps: _Optional[_Union[DoubleRange, _Mapping]] = ..., max_audio: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., strength: _Optional[_Union[DoubleRange, _Mapping]] = ..., lora_scale: _Optional[_Union[DoubleRange, _Mapping]] = ..., guidance_scale: _Optional[_Union[DoubleRange, _Mapping]] = ..., true_cfg_scale: _Optional[_Union[DoubleRange, _Mapping]] = ...) -> None: ...
 
 class Lora(_message.Message):
-    __slots__ = ("lora_id", "model", "source", "rank", "size_bytes", "pinned", "load_time", "targets", "format", "keys_applied", "keys_skipped", "in_use", "sha256")
+    __slots__ = ("lora_id", "model", "source", "rank", "size_bytes", "pinned", "load_time", "targets", "format", "keys_applied", "keys_skipped", "in_use", "sha256", "warnings")
     LORA_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +214,7 @@ class Lora(_message.Message):
     KEYS_SKIPPED_FIELD_NUMBER: _ClassVar[int]
     IN_USE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     lora_id: str
     model: str
     source: str
@@ -227,7 +228,8 @@ class Lora(_message.Message):
     keys_skipped: _containers.RepeatedScalarFieldContainer[str]
     in_use: int
     sha256: bytes
-    def __init__(self, lora_id: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., rank: _Optional[int] = ..., size_bytes: _Optional[int] = ..., pinned: bool = ..., load_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., targets: _Optional[_Iterable[str]] = ..., format: _Optional[str] = ..., keys_applied: _Optional[int] = ..., keys_skipped: _Optional[_Iterable[str]] = ..., in_use: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lora_id: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., rank: _Optional[int] = ..., size_bytes: _Optional[int] = ..., pinned: bool = ..., load_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., targets: _Optional[_Iterable[str]] = ..., format: _Optional[str] = ..., keys_applied: _Optional[int] = ..., keys_skipped: _Optional[_Iterable[str]] = ..., in_use: _Optional[int] = ..., sha256: _Optional[bytes] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ("tasks",)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from omni_grpc.config import EngineConfig
+from omni_grpc.features import Adapters
 from omni_grpc.nn.mesh import Mesh
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading
@@ -18,6 +19,7 @@ from omni_grpc.types.plan import CostModel, Decoded, DecodedPart, Prepared, Step
 from omni_grpc.types.request import Request
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint
+from omni_grpc.worker.device_memory import DeviceMemory
 from omni_grpc.worker.phases import Staging
 
 
@@ -26,7 +28,7 @@ class RunnerContext:
     """Where and how a runner runs. `prefix` begins the name of every shared-memory block that it creates; `tell`
     receives the progress of loading. `staging` takes the components that are on the device only while they run, where
     there are any; `residency` says in words what leaves the device. `ranks` are those that the model is spread over,
-    see nn/mesh.py.
+    see nn/mesh.py. `memory` is that of the device; None where it has none of its own.
     """
 
     config: EngineConfig
@@ -38,6 +40,7 @@ class RunnerContext:
     staging: Staging | None = None
     residency: str = ""
     ranks: Mesh | None = None
+    memory: DeviceMemory | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class LoadedModel:
     """A runner and what is reported of it, see plan.Ready. `components` are the parts of its model, by name.
     `denoising` are the methods (object, name) that make up a denoise step, where that is not `step` itself. `on_sleep`
     free what is made anew when it is needed, before the weights leave the device. `counts` is what features count while
-    it runs, by name.
+    it runs, by name. `adapters` are those that come and go; None: the model takes none.
     """
 
     runner: Runner
@@ -59,6 +62,7 @@ class LoadedModel:
     denoising: Sequence[tuple[Any, str]] = ()
     on_sleep: Sequence[Callable[[], None]] = ()
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    adapters: Adapters | None = None
 
 
 class Runner(abc.ABC):

@@ -15,7 +15,7 @@ from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.plan import Ready
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.worker.base import LoadedModel, Runner, RunnerContext
-from omni_grpc.worker.device_memory import DeviceMemory
+from omni_grpc.worker.device_memory import DeviceMemory, memory_of
 from omni_grpc.worker.membership import Membership
 from omni_grpc.worker.offload import offloading
 from omni_grpc.worker.profiler import profiled
@@ -47,6 +47,7 @@ def build(
     if placement.cpu_threads is not None:
         torch.set_num_threads(placement.cpu_threads)
     ranks = None if membership is None else membership.join(device)
+    memory = memory or memory_of(device)
     made = offloading(config, checkpoint, placement, memory)
     config = made.config
     kind: type[Runner] = pkgutil.resolve_name(checkpoint.spec.runner)
@@ -61,6 +62,7 @@ def build(
             staging=made.staging,
             residency=made.described,
             ranks=ranks,
+            memory=memory,
         )
     )
     profiler = config.profiler

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from omni_grpc.metadata import embedded
 from omni_grpc.pipeline.outputs import Output
@@ -129,13 +129,16 @@ class Place:
 
 class Delivery:
     """Puts the files of one runner into shared memory. `prefix` begins the name of every block, or is NO_BLOCKS;
-    `scheduler` is the checkpoint's own, and `found` what was found out about the model, for the parameters in files.
+    `scheduler` is the checkpoint's own, and `found` tells what was found out about the model so far,
+    for the parameters in files.
     """
 
-    def __init__(self, prefix: str, *, scheduler: str = "", found: WorkerFindings | None = None) -> None:
+    def __init__(
+        self, prefix: str, *, scheduler: str = "", found: Callable[[], WorkerFindings] = WorkerFindings
+    ) -> None:
         self._prefix = prefix
         self._scheduler = scheduler
-        self._found = found or WorkerFindings()
+        self._found = found
         self._blocks = itertools.count()
 
     def put(self, request: Request, files: Sequence[EncodedOutput], course: Course) -> Delivered:
@@ -183,7 +186,7 @@ class Delivery:
             steps=course.steps,
             evals=course.evals,
             scheduler=self._scheduler,
-            found=self._found,
+            found=self._found(),
             defaults_used=embedding.defaults_used,
             dropped_tokens=course.dropped_tokens,
         )

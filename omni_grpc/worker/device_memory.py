@@ -32,6 +32,12 @@ class DeviceMemory(abc.ABC):
         does not wait for the copies.
         """
 
+    def copied(self, source: Tensor) -> Tensor:
+        """A copy on the device of bytes of the host, uint8 [N]."""
+        target = torch.empty_like(source, device=self.device)
+        self.fill([(target, source)])
+        return target
+
     @abc.abstractmethod
     def give_back(self) -> None:
         """Returns memory that is allocated and not in use to the device."""

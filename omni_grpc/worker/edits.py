@@ -72,7 +72,7 @@ AROUND: tuple[FeatureRules, ...] = (
 """Edits of a whole pipeline, once all of its parts are there."""
 
 
-def surround(pipeline: Pipeline, setting: RunnerContext, effects: Effects) -> None:
+def surround(pipeline: Pipeline, setting: RunnerContext, effects: Effects, lanes: Lanes) -> None:
     """Puts the features of a whole pipeline around it."""
     for feature in AROUND:
         if _is_on(feature, setting):
@@ -86,6 +86,8 @@ def surround(pipeline: Pipeline, setting: RunnerContext, effects: Effects) -> No
                 denoisers=setting.checkpoint.denoisers,
                 batch_invariant=setting.config.model.batch_invariant,
                 effects=effects,
+                work=lanes.work,
+                copied=None if setting.memory is None else setting.memory.copied,
             )
             apply(pipeline, feature.section(setting.config), context)
 
@@ -146,6 +148,8 @@ def _edit(feature: FeatureRules, setting: RunnerContext, effects: Effects, lanes
             batch_invariant=setting.config.model.batch_invariant,
             effects=effects,
             exclusive=lanes.exclusive,
+            work=lanes.work,
+            copied=None if setting.memory is None else setting.memory.copied,
         )
         apply(module, feature.section(setting.config), context)
 

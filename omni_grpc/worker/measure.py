@@ -99,17 +99,17 @@ def measured(
 
 
 def with_capacity(
-    model: MemoryModel, device: torch.device, config: EngineConfig, meter: Meter | None = None
+    model: MemoryModel, device: torch.device, config: EngineConfig, meter: Meter | None = None, *, coming: int = 0
 ) -> MemoryModel:
-    """The model, with the bytes that there are for requests beside what is taken now; unlimited where nothing was
-    measured.
+    """The model, with the bytes that there are for requests beside what is taken now, and `coming` that others may take
+    later; unlimited where nothing was measured.
     """
     meter = meter or meter_of(device)
     if meter is None or model.step == StepLaw():
         return model
     graphs = 0 if config.worker.cuda_graph_tokens == 0 or config.offload is not None else GRAPHS
     available = min(memory_budget(config), meter.available())
-    free = max(0.0, available - meter.allocated() - graphs)
+    free = max(0.0, available - meter.allocated() - graphs - coming)
     capacity = (1 - MARGIN) * free
     logger.info("memory for requests: %.2f GiB, beside weights of %.2f", capacity / 2**30, meter.allocated() / 2**30)
     return dataclasses.replace(model, capacity=capacity)

@@ -8,7 +8,7 @@ import itertools
 import pkgutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -113,7 +113,7 @@ class PackedRunner(Runner):
         lanes: Lanes | None = None,
         warnings: Sequence[RequestWarning] = (),
         scheduler: str = "",
-        found: WorkerFindings | None = None,
+        found: Callable[[], WorkerFindings] = WorkerFindings,
         staging: Staging | None = None,
         memory: MemoryModel | None = None,
         ranks: Mesh | None = None,
@@ -140,14 +140,15 @@ class PackedRunner(Runner):
         checkpoint, device = setting.checkpoint, setting.device
         effects, lanes = Effects(), Lanes()
         parts = loader(setting, effects, lanes)
-        pipeline = load_pipeline(parts, effects, setting)
+        pipeline = load_pipeline(parts, effects, setting, lanes)
         configure_vae(parts.loaded.get("vae"), setting.config.adapter)
         setting.tell(Loading(phase=LoadPhase.WARMING_UP))
         memory, left = measured(pipeline, checkpoint, device, setting.config, ranks=setting.ranks)
-        memory = with_capacity(memory, device, setting.config)
+        coming = 0 if effects.adapters is None else effects.adapters.room
+        memory = with_capacity(memory, device, setting.config, coming=coming)
         cost = warm_up(pipeline, checkpoint, device, left, setting.ranks, memory.fits)
         # of what is measured with the cost, some stays
-        memory = with_capacity(memory, device, setting.config)
+        memory = with_capacity(memory, device, setting.config, coming=coming)
         if setting.ranks is not None:
             # it decides what is decoded in tiles, which all ranks have to do alike
             memory = setting.ranks.first_gives(memory)
@@ -164,7 +165,7 @@ class PackedRunner(Runner):
                 lanes=lanes,
                 warnings=warnings,
                 scheduler=checkpoint.scheduler,
-                found=effects.found,
+                found=lambda: effects.found,
                 staging=setting.staging,
                 memory=memory,
                 ranks=setting.ranks,
@@ -176,6 +177,7 @@ class PackedRunner(Runner):
             warnings=tuple(warnings),
             components=parts.loaded,
             counts=effects.counts,
+            adapters=effects.adapters,
             on_sleep=(*effects.on_sleep, *(() if setting.staging is None else (setting.staging.clear,))),
         )
 
@@ -393,13 +395,13 @@ class PackedRunner(Runner):
         return tuple(previews)
 
 
-def load_pipeline(parts: Loader, effects: Effects, setting: RunnerContext) -> Pipeline:
+def load_pipeline(parts: Loader, effects: Effects, setting: RunnerContext, lanes: Lanes | None = None) -> Pipeline:
     """The pipeline of a checkpoint, with every feature that the loader applies and that reports to `effects`, and those
     of whole pipelines. Raises ConfigError for a feature without any effect.
     """
     kind: type[Pipeline] = pkgutil.resolve_name(parts.checkpoint.spec.pipeline)
     pipeline = kind.load(parts)
-    surround(pipeline, setting, effects)
+    surround(pipeline, setting, effects, lanes or Lanes())
     effects.check()
     return pipeline
 

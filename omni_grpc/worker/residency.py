@@ -43,7 +43,7 @@ class Residency:
         host_free: Callable[[], int] = host_memory_free,
     ) -> None:
         self._roots: tuple[Any, ...] = (loaded.components, loaded.runner)
-        self.components, self.counts = loaded.components, loaded.counts
+        self.components, self.counts, self.adapters = loaded.components, loaded.counts, loaded.adapters
         self._on_sleep: Sequence[Callable[[], None]] = tuple(loaded.on_sleep)
         self.device, self._host_free = device, host_free
         self._memory = memory or memory_of(device)
@@ -116,7 +116,7 @@ class Residency:
             free()
         if self._memory is None:
             self._dropping = [(weakref.ref(tensor), size) for tensor, size in self._sizes(self._roots)]
-        self._roots, self.components, self._on_sleep = (), {}, ()
+        self._roots, self.components, self._on_sleep, self.adapters = (), {}, (), None
         self._weights = self._others = None
 
     def end_drop(self) -> int:

@@ -6,17 +6,14 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
 from omni_grpc.config import EngineConfig
 from omni_grpc.resolve.settings import Placement, place
-from omni_grpc.types.errors import Unimplemented
 from omni_grpc.types.plan import (
-    AdapterFailed,
-    AdapterUnloaded,
     Broken,
     Died,
     EndRecording,
@@ -40,6 +37,7 @@ from omni_grpc.types.request import Request
 from omni_grpc.types.shared_inputs import read_inputs
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.types.vitals import Vitals
+from omni_grpc.worker.adapting import Adapting
 from omni_grpc.worker.build import build, machine
 from omni_grpc.worker.failure import advised, device_lost, failure
 from omni_grpc.worker.membership import Membership
@@ -72,6 +70,7 @@ class Worker:
         self._membership = Membership.of(config)
         rank = 0 if self._membership is None else self._membership.rank
         self._recordings = Recordings(rank, prefix, send)
+        self._adapting = Adapting(rank, self._send, lambda work: self._enter(self._step, work))
         self._device: torch.device | None = None
         self._counts: Mapping[str, int] = {}
         self._dropped = False
@@ -90,7 +89,9 @@ class Worker:
         self._enter(self._step, self._load)
 
     def order(self, order: Order) -> None:
-        """Moves the model, while the worker has no request; or begins or ends a recording. On the step lane."""
+        """Moves the model, while the worker has no request; or begins or ends a recording, on the step lane. Adapters
+        are loaded beside all lanes.
+        """
         match order:
             case Sleep():
                 self._enter(self._step, self._sleep, order.level)
@@ -101,10 +102,9 @@ class Worker:
             case EndRecording():
                 self._enter(self._step, self._recordings.end, order.end, order.id)
             case LoadAdapter():
-                error = Unimplemented(f"{order.id} cannot be loaded while the server runs yet")
-                self._send(AdapterFailed(uid=order.uid, failure=error.failure))
+                self._adapting.load(order)
             case UnloadAdapter():
-                self._send(AdapterUnloaded(uid=order.uid))
+                self._enter(self._prepare, self._adapting.unload, order.uid)
 
     def submit(self, plan: Plan) -> None:
         """Passes each part of the plan to its lane. The memory of a dropped request is freed once its lane is done with
@@ -131,6 +131,7 @@ class Worker:
 
     def close(self) -> None:
         """Returns when running work has ended; work that waits in a lane is not started."""
+        self._adapting.close()
         for lane in (self._prepare, self._step, self._decode):
             lane.shutdown(cancel_futures=True)
 
@@ -178,7 +179,7 @@ class Worker:
         )
         self._checkpoint = ready.checkpoint or self._checkpoint
         self._device, self._counts = self._residency.device, self._residency.counts
-        return ready
+        return self._adapting.begin(self._residency.adapters, ready)
 
     def vitals(self) -> Vitals:
         """How this process is, from any thread."""
@@ -201,6 +202,7 @@ class Worker:
         residency = self._residency
         if level is SleepLevel.KEEP_WEIGHTS:
             return residency.sleep()
+        self._adapting.drop()
         residency.begin_drop()
         del self._runner, self._residency
         self._dropped = True
@@ -214,6 +216,7 @@ class Worker:
                 self._dropped = False
             else:
                 self._residency.wake()
+                self._adapting.wake()
         except Exception as error:  # noqa: BLE001 - an order that fails is answered, as a request is
             self._send(Unmoved(failure=failure(error, "waking the model")))
             return
@@ -221,21 +224,39 @@ class Worker:
 
     def _drop(self, ids: tuple[str, ...]) -> None:
         with self._lock:
+            # one that is being prepared is released after that
+            prepared = [request_id for request_id in ids if request_id not in self._wanted]
             self._wanted.difference_update(ids)
         self._runner.drop(ids)
+        if self._membership is None:
+            self._release_later(prepared)
+        else:
+            self._adapting.release(prepared)
+
+    def _release_later(self, ids: Sequence[str]) -> None:
+        """Requests need their adapters no more, once the step has ended that they may be in."""
+        if ids:
+            self._adapting.expect(ids)
+            self._enter(self._step, self._adapting.release_expected, ids)
 
     def _run_prepare(self, request: Request) -> None:
         try:
             request = dataclasses.replace(request, inputs=read_inputs(request.inputs))
+            self._adapting.admit(request)
             prepared = self._runner.prepare(request)
         except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
             self._still_wanted(request.id)
-            self._runner.drop((request.id,))
+            self._end(request.id)
             self._send(Broken(id=request.id, phase="prepare", failure=failure(error, f"preparing {request.id}")))
             return
         if not self._still_wanted(request.id):
-            self._runner.drop((request.id,))
+            self._end(request.id)
         self._send(prepared)
+
+    def _end(self, request_id: str) -> None:
+        """Nothing is left to do for a request that is in no step."""
+        self._runner.drop((request_id,))
+        self._adapting.release((request_id,))
 
     def _still_wanted(self, request_id: str) -> bool:
         """Whether the request was not dropped during its prepare; from then on the runner knows it."""
@@ -252,6 +273,8 @@ class Worker:
             if self._membership is None:
                 raise
             report = Died(failure=failure(error, f"stepping {', '.join(ids)}"))
+        if isinstance(report, Stepped):
+            self._adapting.release([broken.id for broken in report.broken])
         self._send(report)
 
     def _run_decode_part(self, request_id: str) -> None:
@@ -260,6 +283,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
             if self._membership is None:
                 self._runner.drop((request_id,))
+                self._release_later((request_id,))
             # of several ranks, all drop it when they are told to: some may step it before that
             report = Broken(id=request_id, phase="decode", failure=failure(error, f"decoding {request_id}"))
         self._send(report)
@@ -269,5 +293,5 @@ class Worker:
             report: Report = self._runner.decode(request_id)
         except Exception as error:  # noqa: BLE001 - one request's failure is that request's report
             report = Broken(id=request_id, phase="decode", failure=failure(error, f"decoding {request_id}"))
-        self._runner.drop((request_id,))
+        self._end(request_id)
         self._send(report)

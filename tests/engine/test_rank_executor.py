@@ -24,14 +24,19 @@ from omni_grpc.engine.workers import executors
 from omni_grpc.resolve.request import resolve_request
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.types import shared_memory as shared
-from omni_grpc.types.errors import ConfigError, Unavailable
+from omni_grpc.types.errors import Code, ConfigError, Failure, Unavailable
 from omni_grpc.types.load_progress import Loading
+from omni_grpc.types.lora import Adapter
 from omni_grpc.types.media import ImageInput, Inputs
 from omni_grpc.types.plan import (
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterUnloaded,
     Broken,
     Decoded,
     Died,
     Fetched,
+    LoadAdapter,
     Plan,
     Prepared,
     Ready,
@@ -154,6 +159,41 @@ def test_what_a_rank_has_recorded_waits_for_no_other_one():
     for one in told:
         agreement.hear(one.rank, one)
     assert agreed == told
+
+
+STYLE = Adapter(id="a", file="a", sha256="", format="peft", rank=1, size_bytes=1, applied={}, uid="a@1")
+NOT_THERE = Failure(code=Code.INVALID_ARGUMENT, reason="BAD_LORA", message="not there")
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_an_adapter_that_one_rank_cannot_load_is_loaded_by_none(last):
+    """Whichever answers last. Beside it, another one that all have is not held up."""
+    agreed = []
+    agreement = Agreement(
+        2, decoding=1, timeout=1.0, later=lambda *_: pytest.fail("late"), agreed=agreed.append, end=pytest.fail
+    )
+    other = dataclasses.replace(STYLE, uid="b@1")
+    failed = AdapterFailed(uid="a@1", failure=NOT_THERE, rank=1 - last)
+    agreement.hear(1 - last, failed)
+    agreement.hear(1 - last, AdapterLoaded(adapter=other, rank=1 - last))
+    agreement.hear(last, AdapterLoaded(adapter=other, rank=last))
+    agreement.hear(last, AdapterLoaded(adapter=STYLE, rank=last))
+    assert agreed == [AdapterLoaded(adapter=other, rank=0), failed]
+    for rank in (0, 1):
+        agreement.hear(rank, AdapterUnloaded(uid="a@1", rank=rank))
+    assert agreed[2:] == [AdapterUnloaded(uid="a@1")]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_what_other_ranks_have_of_an_adapter_that_one_lacks_is_unloaded(tmp_path, monkeypatch, rank):
+    async with started(tmp_path, monkeypatch) as group:
+        group.executor.order(LoadAdapter(id="a", uid="a@1", path=f"fails {rank}"))
+        failed = await group.next()
+        assert (failed.uid, failed.rank, failed.failure.message) == ("a@1", rank, f"said by {rank}")
+        assert await group.next() == AdapterUnloaded(uid="a@1")
+        group.executor.order(LoadAdapter(id="a", uid="a@2", path="there"))
+        loaded = await group.next()
+        assert (type(loaded), loaded.adapter.uid, loaded.rank) == (AdapterLoaded, "a@2", 0)
 
 
 async def test_only_the_first_rank_answers_a_decode_and_what_fails_is_dropped_by_all(tmp_path, monkeypatch):

@@ -8,7 +8,25 @@ import time
 
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.load_progress import Loading, LoadPhase
-from omni_grpc.types.plan import Beat, Broken, Decoded, Died, Plan, Prepared, Ready, SharedBytes, Sleep, Slept, Woken
+from omni_grpc.types.lora import Adapter
+from omni_grpc.types.plan import (
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterUnloaded,
+    Beat,
+    Broken,
+    Decoded,
+    Died,
+    LoadAdapter,
+    Plan,
+    Prepared,
+    Ready,
+    SharedBytes,
+    Sleep,
+    Slept,
+    UnloadAdapter,
+    Woken,
+)
 from omni_grpc.types.shared_inputs import read_inputs
 
 
@@ -34,6 +52,10 @@ def serve(connection, config, checkpoint, prefix) -> None:
             if rank < config.parallel.vae_patch_parallel_size:
                 for request_id in message.decode:
                     connection.send(_decode(rank, request_id, prefix))
+        elif isinstance(message, LoadAdapter):
+            connection.send(_load(rank, message))
+        elif isinstance(message, UnloadAdapter):
+            connection.send(AdapterUnloaded(uid=message.uid, rank=rank))
         else:
             connection.send(Slept(freed_bytes=rank, elapsed=0.0) if isinstance(message, Sleep) else Woken(elapsed=0.0))
 
@@ -68,6 +90,15 @@ def _decode(rank, request_id, prefix):
     if request_id == f"fails {rank}":
         return Broken(id=request_id, phase="decode", failure=_failure(rank))
     return Decoded(id=request_id, elapsed=float(rank), media=(SharedBytes(f"{prefix}0", 0),))
+
+
+def _load(rank, order):
+    if order.path == f"fails {rank}":
+        return AdapterFailed(uid=order.uid, failure=_failure(rank), rank=rank)
+    adapter = Adapter(
+        id=order.id, uid=order.uid, file=order.path, sha256="", format="", rank=1, size_bytes=1, applied={}
+    )
+    return AdapterLoaded(adapter=adapter, rank=rank)
 
 
 def _failure(rank) -> Failure:

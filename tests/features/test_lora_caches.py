@@ -167,20 +167,25 @@ def test_cuda_graphs(pair: str, it: Subject, monkeypatch: pytest.MonkeyPatch) ->
     assert sum(recorder.replayed for recorder in recorders) > 0
 
 
-@every_pair
+@pytest.mark.parametrize("pair", ["two adapters", "two scales of the encoders"])
 @pytest.mark.parametrize("features", [{"enable_cpu_offload": True}, {}], ids=["CPU offload", "sleep and wake"])
 def test_weights_that_come_and_go(features: dict[str, Any], pair: str, it: Subject) -> None:
     """Encoders come back without what another request's adapters made of them, and with the adapters."""
     expected = each_alone(it, pair)
     model = Model(it.suite.entry, it.suite.folder, memory=PretendMemory(), **it.settings, **features)
+    adapters = model.residency.adapters
+    assert adapters is not None
     for request, one in zip(it.pair(model, pair), expected, strict=True):
+        adapters.admit(request)
         same(alone(model, request), one)
+        adapters.release(request.id)
         if not features:
             model.residency.sleep()
             model.residency.wake()
+            adapters.wake()
 
 
-@every_pair
+@pytest.mark.parametrize("pair", ["two scales", "two scales of the encoders"])
 def test_layerwise_offload(pair: str, it: Subject) -> None:
     model = it.load(OFFLOAD)
     for request, one in zip(it.pair(model, pair), each_alone(it, pair), strict=True):
@@ -189,6 +194,7 @@ def test_layerwise_offload(pair: str, it: Subject) -> None:
 
 CACHES: Mapping[str, str] = {
     "features/attention.py": "by precision: which kernels there are",
+    "features/lora/cache.py": "by the load of an adapter: which are on a device",
     "features/cuda_graphs.py": "by what parts of the blocks look at in an owner: test_cuda_graphs",
     "features/sequence_parallel.py": "by geometry: how rows are cut",
     "nn/rows.py": "by geometry: layouts, without tensors of requests",

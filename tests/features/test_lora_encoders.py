@@ -13,8 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from omni_grpc.features.lora import LoraLinear
+from omni_grpc.loading.adapters.encoder_names import _bare
+from omni_grpc.loading.adapters.inspect import _encoder_layers, inspect
 from omni_grpc.types.errors import InvalidArgument
-from omni_grpc.types.lora import Lora
+from omni_grpc.types.lora import Adapter, Lora
+from omni_grpc.types.plan import LoadAdapter
 from tests.features.suite import Suite, alone, far, run, save
 from tests.models.cases import ENTRIES
 from tests.models.model import Model, Result
@@ -200,3 +204,50 @@ def test_requests_of_a_batch_are_each_what_they_are_alone(it: Adapted) -> None:
         seen.append(expected)
     distinct = seen if len(language_models(it)) > 1 else seen[:-1]
     assert all(far(one, other) > 1e-4 for one, other in itertools.combinations(distinct, 2))
+
+
+def test_inspect_finds_the_layers_that_the_model_has(it: Adapted) -> None:
+    """Without the modules: from the headers of the files alone."""
+    for layout, tensors in it.files.items():
+        report = inspect(it.suite.folder.parent / f"{layout}.safetensors", it.model.checkpoint)
+        model = report["model"]
+        assert (model["skipped"], model["refused"], model["works"]) == ({}, {}, True)
+        applied = {component: one["keys"] for component, one in model["applied"].items() if one["keys"]}
+        assert applied == {k: v for k, v in told(it, layout).applied.items() if v}
+        assert sum(applied.values()) == len(tensors)
+        named = set(report["components"])
+        assert named == (set(language_models(it)) if layout in ("peft", "diffusers") else {"text encoder"})
+    for component in language_models(it):
+        theirs = _encoder_layers(it.suite.folder / component)
+        ours = [
+            name for name, part in language_model(it.suite.load(), component).named_modules() if type(part) is nn.Linear
+        ]
+        assert {_bare(name) for name, shape in theirs.items() if shape is not None} == set(map(_bare, ours))
+
+
+def told(it: Adapted, name: str) -> Adapter:
+    return next(adapter for adapter in it.model.ready.found.loras if adapter.id == name)
+
+
+def test_an_adapter_that_is_loaded_later_has_text_encoders_too(it: Adapted) -> None:
+    """Also one that came under the same name from another file: prompts are encoded with the load that was meant."""
+    model = Model(it.suite.entry, it.suite.folder, lora_device_cache=1 << 30)
+    adapters = model.residency.adapters
+    assert adapters is not None
+    seen = []
+    for layout in ("peft", "kohya"):
+        path = str(it.suite.folder.parent / f"{layout}.safetensors")
+        entry = adapters.load(LoadAdapter(id="words", uid=f"words {layout}", path=path))
+        assert adapters.attach(entry).targets == language_models(it)
+        loras = (Lora(lora_id="words", uid=f"words {layout}", scale=0.7),)
+        request = dataclasses.replace(model.request(model.draft(steps=2), layout), loras=loras)
+        adapters.admit(request)
+        seen.append(model.run_requests(request)[0])
+        same(seen[-1], it.result(it.model, Lora(lora_id=layout, scale=0.7)))
+    assert far(seen[0].latents, seen[1].latents) > 1e-3
+    for layout in ("peft", "kohya"):
+        (left,) = adapters.release(layout) or [adapters.unload(f"words {layout}")]
+        adapters.remove(left)
+    plain = model.run_requests(model.request(model.draft(steps=2)))[0]
+    assert torch.equal(plain.latents, it.result(it.model).latents)
+    assert not [part for part in model.pipeline.modules() if isinstance(part, LoraLinear)]

@@ -272,6 +272,9 @@ def test_the_capacity_is_what_weights_and_graphs_leave_less_a_margin():
     graphs = EngineConfig.from_settings(model="tiny", warm_up_seconds=60)
     capacity = with_capacity(model, CPU, graphs, meter).capacity
     assert capacity == pytest.approx((1 - MARGIN) * ((14 << 30) - GRAPHS))
+    # what adapters may take later is nobody else's
+    later = with_capacity(model, CPU, config, meter, coming=2 << 30).capacity
+    assert later == pytest.approx((1 - MARGIN) * (12 << 30))
     full = FakeMeter(there=8 << 30, weights=10 << 30)
     assert with_capacity(model, CPU, config, full).capacity == 0
 

@@ -55,7 +55,7 @@ def outputs(kind: OutputFormat) -> list[Output]:
 
 def delivered(request: Request) -> tuple[delivery.Delivered, list[bytes]]:
     files = [delivery.encode(one, request, fps=8.0, sample_rate=16000) for one in outputs(request.output_format)]
-    put = delivery.Delivery("omni-test-embed-", scheduler="Own", found=WorkerFindings(attention_backend="sdpa"))
+    put = delivery.Delivery("omni-test-embed-", scheduler="Own", found=lambda: WorkerFindings(attention_backend="sdpa"))
     done = put.put(request, files, COURSE)
     return done, [shared.take(one.data) for one in done.media]
 

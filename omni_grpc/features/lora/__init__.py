@@ -4,7 +4,8 @@ row.
 
 from __future__ import annotations
 
+from omni_grpc.features.lora.adapters import Adapters
 from omni_grpc.features.lora.attach import apply
 from omni_grpc.features.lora.layer import LoraLinear
 
-__all__ = ["LoraLinear", "apply"]
+__all__ = ["Adapters", "LoraLinear", "apply"]

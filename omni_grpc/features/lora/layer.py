@@ -5,16 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from omni_grpc.features import Context
-from omni_grpc.loading.adapters.binding import Change, Part
-from omni_grpc.loading.adapters.deltas import Bias, Dense, Kron, LowRank
 from omni_grpc.nn.linear import AnyLinear, Shard, active
 from omni_grpc.nn.rows import Owner
-from omni_grpc.nn.updates import BiasUpdate, DenseUpdate, KronUpdate, LowRankUpdate, Update, columns, moved
+from omni_grpc.nn.updates import Update
 from omni_grpc.types.lora import Lora
 
 
@@ -41,42 +36,15 @@ class LoraLinear(AnyLinear):
         assert isinstance(weight, Tensor)
         return weight
 
-    def add(self, name: str, change: Change, parts: Sequence[Part], context: Context) -> None:
-        """Adds an adapter's change of the layer, or this rank's part of it: the rows that make its outputs, the columns
-        that read its inputs.
+    def put(self, key: str, updates: Sequence[Update]) -> None:
+        """Takes an adapter's changes of the layer, on its device. What had this key before is gone. From any thread:
+        rows that run meanwhile have other adapters.
         """
-        weights = context.spec.weights[context.component]
-        precise = any(weights.in_float32(f"{context.places[part.module].path}.weight") for part in change.parts)
-        dtype = torch.float32 if precise else context.dtype
-        updates = self.parts.setdefault(name, [])
-        for part in parts:
-            for mine, theirs in _common(part.rows, None if self.shard is None else self.shard.outputs):
-                source = slice(part.source.start + theirs.start, part.source.start + theirs.stop)
-                if (update := self._update(change, source, mine)) is not None:
-                    updates.append(moved(update, context.device, dtype))
+        self.parts[key] = list(updates)
 
-    def _update(self, change: Change, source: slice, rows: slice) -> Update | None:
-        """These rows of a change, for rows of this layer; None for what another rank adds. In float32, with the scale
-        of the file.
-        """
-        inputs = None if self.shard is None else self.shard.inputs
-        match change.delta:
-            case LowRank(down, up):
-                part = up[source]
-                # the layers of a fused one may have factors of their own, side by side
-                used = part.any(0)
-                if used.any() and not used.all():
-                    down, part = down[used], part[:, used]
-                return LowRankUpdate(columns(down, inputs), part * change.scale, rows)
-            case Kron(first, second):
-                return KronUpdate.cut(first * change.scale, second, source, rows, inputs)
-            case Dense(weight):
-                return DenseUpdate(columns(weight[source], inputs) * change.scale, rows)
-            case Bias(vector):
-                # once, where the ranks sum
-                if self.shard is not None and inputs is not None and dist.get_rank(self.shard.group):
-                    return None
-                return BiasUpdate(vector[source] * change.scale, rows)
+    def remove(self, key: str) -> None:
+        """Drops an adapter, if the layer has it. From any thread, as `put`."""
+        self.parts.pop(key, None)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out]: the wrapped layer, plus the changes of each row's adapters."""
@@ -110,18 +78,14 @@ class LoraLinear(AnyLinear):
             yield slice(offsets[numbers[0]], offsets[numbers[-1] + 1]), loras
 
 
-def _common(rows: slice, kept: Sequence[slice] | None) -> Iterator[tuple[slice, slice]]:
-    """Of some rows of a weight, those that a rank has: where they are in its part, and which of `rows` they are."""
-    if kept is None:
-        yield rows, slice(0, rows.stop - rows.start)
-        return
-    at = 0
-    for part in kept:
-        start, stop = max(rows.start, part.start), min(rows.stop, part.stop)
-        if start < stop:
-            shift = at - part.start
-            yield slice(start + shift, stop + shift), slice(start - rows.start, stop - rows.start)
-        at += part.stop - part.start
+class AdapterKeys(nn.Module):
+    """Says for a stack which adapters its rows have, before any of its layers is wrapped."""
+
+    NAME = "adapter_keys"
+
+    @property
+    def variant(self) -> Callable[[Owner], tuple[Lora, ...]]:
+        return _loras
 
 
 def _loras(owner: Owner) -> tuple[Lora, ...]:

@@ -31,6 +31,12 @@ def is_encoder(component: str) -> bool:
     return re.fullmatch(r"text_encoder(?:_\d+)?", component) is not None
 
 
+def named_encoder(layer: str) -> str:
+    """The text encoder that a layer's name in a file begins with, by its component; "" where it says none."""
+    match = _COMPONENT.match(plain(layer))
+    return match[1] if match else ""
+
+
 class EncoderNames:
     """The names of the layers of one text encoder. `modules`: those of transformers, which may be a part of the model
     that the checkpoint has. A name that says no more than that it is of some text encoder is of each that has the
@@ -46,10 +52,9 @@ class EncoderNames:
         layer = plain(layer)
         if not is_of_an_encoder(layer):
             return Named(DENOISER, None)
-        if match := _COMPONENT.match(layer):
-            if match[1] != self._component:
-                return Named(match[1], None)
-            return Named(self._component, self.modules(layer[match.end() :]))
+        if component := named_encoder(layer):
+            own = component == self._component
+            return Named(component, self.modules(layer[len(component) + 1 :]) if own else None)
         found = self.modules(_MARK.sub("", layer, count=1) if _MARK.match(layer) else layer)
         return Named(TEXT_ENCODER if found is None else self._component, found)
 
