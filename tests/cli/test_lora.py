@@ -82,11 +82,11 @@ def test_a_report_can_be_read(tiny_qwen_image: Path, tmp_path: Path) -> None:
 
 def test_a_file_that_the_model_would_not_take_ends_with_one(tiny_qwen_image: Path, tmp_path: Path) -> None:
     model = ("--model", str(tiny_qwen_image))
-    wrong = {**kohya(out=64), f"lora_unet_{MODULATION}.dora_scale": torch.ones(768, 1)}
+    wrong = {**kohya(out=64), f"lora_unet_{MODULATION}.dora_scale": torch.ones(3, 1)}
     code, out, _ = run("lora inspect", write(tmp_path / "a.safetensors", wrong), *model)
     assert code == 1
     assert "changes a weight (64, 128), the model's is (128, 128)" in out
-    assert "is not served yet: DoRA rescales" in out
+    assert f"lora_unet_{MODULATION}.dora_scale is (3, 1); a weight (768, 128) has 768 outputs" in out
     assert out.splitlines()[-1] == "  it cannot be used"
     pair = {f"blocks.7.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}
     code, out, _ = run("lora inspect", write(tmp_path / "b.safetensors", pair), *model)

@@ -180,6 +180,16 @@ def test_shards_stay_shards_and_the_rest_is_copied_or_linked(
     assert json.loads((tmp_path / "out" / RECORD).read_text()) == report
 
 
+def test_another_component_may_be_quantized(tiny_qwen_image: Path, adapter: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(tiny_qwen_image, source)
+    file = source / "text_encoder/model.safetensors"
+    codes = {key: x.to(torch.float8_e4m3fn) for key, x in safetensors.torch.load_file(file).items()}
+    safetensors.torch.save_file(codes, file, {"format": "pt"})
+    merge(open_checkpoint(source), [Fold(path=adapter)], tmp_path / "out")
+    assert (tmp_path / "out/text_encoder/model.safetensors").read_bytes() == file.read_bytes()
+
+
 def test_what_was_merged_before_stays_in_the_record(tiny_qwen_image: Path, adapter: Path, tmp_path: Path) -> None:
     merge(open_checkpoint(tiny_qwen_image), [Fold(path=adapter)], tmp_path / "one")
     merge(open_checkpoint(tmp_path / "one"), [Fold(path=adapter, scale=-1.0)], tmp_path / "two")
@@ -229,6 +239,8 @@ def test_what_cannot_be_merged_is_refused_by_name(tiny_qwen_image: Path, adapter
     with pytest.raises(CheckpointError, match="is quantized") as caught:
         merge(open_checkpoint(half), [Fold(path=adapter)], tmp_path / "out")
     assert caught.value.reason == "QUANTIZATION_NOT_SUPPORTED"
+    with pytest.raises(CheckpointError, match="is quantized"):
+        extract(checkpoint, open_checkpoint(half), tmp_path / "found.safetensors", rank=4)
     assert not (tmp_path / "out").exists()
 
 

@@ -92,6 +92,8 @@ def extract(
     if mine.keys() != theirs.keys():
         raise _unlike(base, tuned, f"one has {', '.join(mine)}, the other {', '.join(theirs)}")
     for name in mine:
+        for checkpoint, weights in ((base, mine[name]), (tuned, theirs[name])):
+            weights.check_full_precision(checkpoint.configs.get(name, {}))
         _check_shapes(base, tuned, mine[name], theirs[name])
     made = _Made()
     for name in mine:

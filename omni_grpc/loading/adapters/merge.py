@@ -139,6 +139,8 @@ def merge(checkpoint: Checkpoint, folds: Sequence[Fold], target: Path, *, link: 
     components = components_of(checkpoint)
     bound = [_bind(checkpoint, fold, components) for fold in folds]
     plans = {name: _plan(name, weights, bound) for name, weights in components.items()}
+    for name in filter(plans.get, plans):
+        components[name].check_full_precision(checkpoint.configs.get(name, {}))
     record = _record(checkpoint, bound)
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -160,7 +162,7 @@ def merge(checkpoint: Checkpoint, folds: Sequence[Fold], target: Path, *, link: 
 
 def components_of(checkpoint: Checkpoint) -> dict[str, Weights]:
     """The denoisers and text encoders of a checkpoint. Raises CheckpointError for a model that is not native, whose
-    layers are not known, and for weights that are quantized.
+    layers are not known.
     """
     if not checkpoint.spec.weights:
         raise CheckpointError(
@@ -171,7 +173,6 @@ def components_of(checkpoint: Checkpoint) -> dict[str, Weights]:
     for name, files in weight_files(checkpoint).items():
         if name in checkpoint.spec.weights or name.startswith("text_encoder"):
             found[name] = Weights(checkpoint.path / name, files)
-            found[name].check_full_precision(checkpoint.configs.get(name, {}))
     return found
 
 
