@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from omni_grpc.features.lora import LoraLinear
 from omni_grpc.loading.adapters.encoder_names import _bare
 from omni_grpc.loading.adapters.inspect import _encoder_layers, inspect
+from omni_grpc.pipeline.state import COND
 from omni_grpc.types.errors import InvalidArgument
 from omni_grpc.types.lora import Adapter, Lora
 from omni_grpc.types.plan import LoadAdapter
-from tests.features.suite import Suite, alone, far, run, save
+from tests.features.suite import Suite, alone, cosine, far, run, save
 from tests.models.cases import ENTRIES
 from tests.models.model import Model, Result
 
@@ -251,3 +252,25 @@ def test_an_adapter_that_is_loaded_later_has_text_encoders_too(it: Adapted) -> N
     plain = model.run_requests(model.request(model.draft(steps=2)))[0]
     assert torch.equal(plain.latents, it.result(it.model).latents)
     assert not [part for part in model.pipeline.modules() if isinstance(part, LoraLinear)]
+
+
+def test_adapters_are_in_the_precision_of_the_layers_of_an_encoder(it: Adapted) -> None:
+    """T5 keeps some of its layers in float32, whatever the others are in."""
+    half = Model(
+        it.suite.entry,
+        it.suite.folder,
+        dtype="bfloat16",
+        lora={"peft": str(it.suite.folder.parent / "peft.safetensors")},
+    )
+
+    @torch.inference_mode()
+    def text(model: Model, *loras: Lora) -> Tensor:
+        (state,) = model.pipeline.prepare(model.request(model.draft(loras=loras)))
+        # tokens of the text, or the keys and values that blocks make of them
+        made = [tensor for _, tensor in state.cond[COND].constants.values() if tensor.is_floating_point()]
+        return torch.cat([tensor.float().flatten() for tensor in made])
+
+    lora = Lora(lora_id="peft", scale=0.7)
+    exact, got = text(it.model, lora), text(half, lora)
+    assert cosine(got, exact) > 0.995
+    assert cosine(got - text(half), exact - text(it.model)) > 0.98

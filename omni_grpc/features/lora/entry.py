@@ -44,7 +44,7 @@ class HostPart:
 
     def on_device(self, copied: Copied | None) -> list[Placed]:
         """The changes with their tensors on the device; None: it computes in the host's memory."""
-        if copied is None:
+        if copied is None or not self.placed:
             return self.placed
         there, region = copied(self._region.whole), self._region
 

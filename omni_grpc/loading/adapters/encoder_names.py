@@ -5,7 +5,7 @@ in what they put before them: the tool's name of the encoder, and modules around
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from omni_grpc.loading.adapters.names import TEXT_ENCODER, Named, is_of_an_encoder, plain
 from omni_grpc.types.spec import RowSlice
@@ -22,7 +22,7 @@ others.
 _AROUND = re.compile(r"(?:transformer_|base_model_|text_model_|language_model_|model_)+")
 """Modules around the layers, which versions of the libraries have or have not."""
 
-_OLD = {"_to_q": "_q_proj", "_to_k": "_k_proj", "_to_v": "_v_proj", "_to_out": "_out_proj"}
+_OLD: Mapping[str, str] = {"_to_q": "_q_proj", "_to_k": "_k_proj", "_to_v": "_v_proj", "_to_out": "_out_proj"}
 """How diffusers called layers of CLIP before it used PEFT."""
 
 

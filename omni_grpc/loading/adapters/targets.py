@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omni_grpc.loading.adapters.binding import OTHER, Bound, Layers, bind
 from omni_grpc.loading.adapters.encoder_names import is_encoder
-from omni_grpc.loading.adapters.files import FILES, AdapterFile, read_adapter
+from omni_grpc.loading.adapters.files import FILES, AdapterFile, read_adapter, refused
 from omni_grpc.loading.adapters.keys import Entry
 from omni_grpc.loading.adapters.names import is_of_an_encoder, named_component, plain, without_component
 from omni_grpc.types.spec import FileLayout
@@ -97,7 +97,8 @@ def warnings(file: AdapterFile, denoisers: Sequence[str]) -> tuple[str, ...]:
 
 def _said(file: AdapterFile, component: str) -> AdapterFile:
     """A file whose layers are all of a component. The name of another denoiser counts where the file has the
-    component's own name as well; without it, tools mean any denoiser by it.
+    component's own name as well; without it, tools mean any denoiser by it. Raises ConfigError for a layer that the
+    file has twice then.
     """
     named = {named_component(entry.layer) for entry in file.entries.values()}
 
@@ -107,10 +108,13 @@ def _said(file: AdapterFile, component: str) -> AdapterFile:
             return entry.layer if is_of_an_encoder(name) else f"{component}.{name}"
         return entry.layer if component in named else without_component(entry.layer)
 
-    renamed = (dataclasses.replace(entry, layer=layer(entry)) for entry in file.entries.values())
-    kept = {
-        entry.layer: entry for entry in renamed if is_encoder(component) or not is_of_an_encoder(plain(entry.layer))
-    }
+    kept: dict[str, Entry] = {}
+    for entry in file.entries.values():
+        if is_encoder(component) or not is_of_an_encoder(plain(entry.layer)):
+            renamed = dataclasses.replace(entry, layer=layer(entry))
+            if renamed.layer in kept:
+                raise refused(file.id, f"it has {renamed.layer} twice; leave one of them out of the file")
+            kept[renamed.layer] = renamed
     return dataclasses.replace(file, entries=kept)
 
 
