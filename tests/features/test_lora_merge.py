@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import shutil
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.loading.adapters.extract import extract
-from omni_grpc.loading.adapters.merge import MERGED, RECORD, Fold, merge
+from omni_grpc.loading.adapters.merge import MERGED, RECORD, Fold, Weights, merge
 from omni_grpc.loading.checkpoint import INDEX_FILE, WEIGHT_FILE
 from omni_grpc.types.errors import CheckpointError, ConfigError
 from omni_grpc.types.lora import Lora
@@ -178,6 +179,25 @@ def test_shards_stay_shards_and_the_rest_is_copied_or_linked(
     config = Path("transformer/config.json")
     assert (tmp_path / "out" / config).stat().st_ino == (source / config).stat().st_ino
     assert json.loads((tmp_path / "out" / RECORD).read_text()) == report
+
+
+def test_memory_holds_one_tensor_of_the_checkpoint(
+    made: Callable[[str], Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, seen, most = Weights.read, [], 0
+
+    def counted(weights: Weights, key: str) -> Tensor:
+        nonlocal most
+        tensor = read(weights, key)
+        seen.append(weakref.ref(tensor))
+        most = max(most, sum(one() is not None for one in seen))
+        return tensor
+
+    monkeypatch.setattr(Weights, "read", counted)
+    it = made("QwenImagePipeline")
+    report = merge(open_checkpoint(it.checkpoint), [Fold(path=it.path("peft"))], tmp_path / "out")
+    assert len(seen) == report["tensors"]["transformer"] > 30
+    assert most == 1
 
 
 def test_another_component_may_be_quantized(tiny_qwen_image: Path, adapter: Path, tmp_path: Path) -> None:
