@@ -1,4 +1,4 @@
-"""`python -m omni_grpc lora`: looks at the files of LoRA adapters."""
+"""`python -m omni_grpc lora`: looks at the files of LoRA adapters, merges and extracts them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_grpc.checkpoint.registry import open_checkpoint
+from omni_grpc.cli import lora_tools
 from omni_grpc.config.command_line import Parser
 from omni_grpc.types.errors import ConfigError, OmniError
 from omni_grpc.types.library_logs import quiet_libraries
@@ -73,7 +74,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="omni-grpc lora", description="Looks at the files of LoRA adapters.")
+    parser = Parser(prog="omni-grpc lora", description="Looks at the files of LoRA adapters, merges and extracts them.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, what in OF_SERVER.items():
         # they need grpc, and are run by `main` itself
@@ -82,6 +83,7 @@ def _parser() -> Parser:
     look.add_argument("file", type=Path, metavar="FILE", help="safetensors file, or a folder with one")
     look.add_argument("--model", type=Path, metavar="DIR", help="checkpoint folder of a model that is to use it")
     look.add_argument("--json", action="store_true", help="print JSON")
+    lora_tools.add(commands)
     return parser
 
 
@@ -90,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args: argparse.Namespace = _parser().parse_args(argv)
     quiet_libraries()
     try:
+        if args.command != "inspect":
+            return lora_tools.run(args)
         checkpoint = None if args.model is None else open_checkpoint(args.model)
         report = pkgutil.resolve_name(INSPECT)(args.file, checkpoint)
     except ConfigError as error:
@@ -99,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error.reason}: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {error.filename or args.file}: {reason(error)}", file=sys.stderr)
+        print(f"error: {error.filename or args.model}: {reason(error)}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps(report, indent=2))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_grpc.scenes.shapes import COLOURS, SHAPES, coverage
+from omni_grpc.scenes.shapes import EVERY_COLOUR, KNOWN, Vocabulary, coverage
 from omni_grpc.scenes.wish import PLACES, Noun, Wish
 
 Pixels = NDArray[np.uint8]
@@ -58,26 +58,27 @@ class Verdict:
         return self.things and self.where
 
 
-def judge(wish: Wish, picture: Pixels) -> Verdict:
-    """Compares a picture, height x width x 3, with what it should show."""
-    found = look(picture)
+def judge(wish: Wish, picture: Pixels, words: Vocabulary = KNOWN) -> Verdict:
+    """Compares a picture, height x width x 3, with what it should show. Every thing in it is one of these words."""
+    found = look(picture, words)
     pairs = _assign(wish, found)
-    return Verdict(pairs is not None, pairs is not None and _holds(wish, pairs), _background_holds(wish, picture))
+    held = pairs is not None and _holds(wish, pairs)
+    return Verdict(pairs is not None, held, _background_holds(wish, picture, words))
 
 
-def look(picture: Pixels) -> list[Seen]:
+def look(picture: Pixels, words: Vocabulary = KNOWN) -> list[Seen]:
     """Every thing in a picture, the largest first."""
     height, width = picture.shape[:2]
     image = picture.astype(np.float32)
     ground = _ground(image)
     foreground = np.abs(image - ground).max(-1) > FOREGROUND
-    palette = np.array(list(COLOURS.values()), np.float32)
+    palette = np.array([EVERY_COLOUR[colour] for colour in words.colours], np.float32)
     distance = np.linalg.norm(image[:, :, None] - palette, axis=-1)
     nearest = distance.argmin(-1)
     pure = foreground & (distance.min(-1) < PURE)
     segments = [
         (segment, colour)
-        for place, colour in enumerate(COLOURS)
+        for place, colour in enumerate(words.colours)
         for segment in _segments(pure & (nearest == place))
         if _inner(segment).sum() >= LEAST_AREA * height * width
     ]
@@ -86,7 +87,9 @@ def look(picture: Pixels) -> list[Seen]:
     ignored = foreground & ~pure
     found = []
     for segment, colour in segments:
-        match, shape, x, y, radius = max((_fit(shape, segment, ignored) for shape in SHAPES), key=lambda fit: fit[0])
+        match, shape, x, y, radius = max(
+            (_fit(shape, segment, ignored) for shape in words.shapes), key=lambda fit: fit[0]
+        )
         if match >= LEAST_MATCH:
             found.append(Seen(colour, shape, x / width, y / height, radius / min(width, height), match))
         ignored = ignored | segment
@@ -201,17 +204,17 @@ def _holds(wish: Wish, pairs: Sequence[tuple[Noun, Seen]]) -> bool:
     return holds[wish.relation]
 
 
-def _background_holds(wish: Wish, picture: Pixels) -> bool:
+def _background_holds(wish: Wish, picture: Pixels, words: Vocabulary) -> bool:
     if wish.background is None:
         return True
     ground = _ground(picture.astype(np.float32))
     if wish.background.to is None:
-        return _is(wish.background.colour, ground.mean((0, 1)))
+        return _is(wish.background.colour, ground.mean((0, 1)), words)
     edges = (ground[0], ground[-1]) if wish.background.vertical else (ground[:, 0], ground[:, -1])
     wanted = (wish.background.colour, wish.background.to)
-    return all(_is(colour, edge.mean(0)) for colour, edge in zip(wanted, edges, strict=True))
+    return all(_is(colour, edge.mean(0), words) for colour, edge in zip(wanted, edges, strict=True))
 
 
-def _is(colour: str, rgb: NDArray[np.float32]) -> bool:
-    distances = {name: float(np.linalg.norm(rgb - np.array(value))) for name, value in COLOURS.items()}
+def _is(colour: str, rgb: NDArray[np.float32], words: Vocabulary) -> bool:
+    distances = {name: float(np.linalg.norm(rgb - np.array(EVERY_COLOUR[name]))) for name in words.colours}
     return min(distances, key=lambda name: distances[name]) == colour

@@ -8,7 +8,7 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_grpc.scenes.shapes import COLOURS, coverage
+from omni_grpc.scenes.shapes import COLOURS, EVERY_COLOUR, coverage
 from omni_grpc.scenes.wish import PLACES, SIZES, Background, Noun, Wish
 
 MARGIN = 0.03
@@ -60,15 +60,15 @@ def paint(scene: Scene) -> NDArray[np.uint8]:
         covered = coverage(
             thing.shape, thing.x * scene.width, thing.y * scene.height, thing.radius * edge, scene.height, scene.width
         )[..., None]
-        picture = picture * (1 - covered) + np.array(COLOURS[thing.colour], np.float32) * covered
+        picture = picture * (1 - covered) + np.array(EVERY_COLOUR[thing.colour], np.float32) * covered
     pixels: NDArray[np.uint8] = picture.round().astype(np.uint8)
     return pixels
 
 
 def _ground(scene: Scene) -> NDArray[np.float32]:
     ground = scene.background
-    first = np.array(COLOURS[ground.colour], np.float32)
-    second = first if ground.to is None else np.array(COLOURS[ground.to], np.float32)
+    first = np.array(EVERY_COLOUR[ground.colour], np.float32)
+    second = first if ground.to is None else np.array(EVERY_COLOUR[ground.to], np.float32)
     down, right = np.mgrid[0 : scene.height, 0 : scene.width].astype(np.float32) + 0.5
     share = (down / scene.height if ground.vertical else right / scene.width)[..., None]
     picture: NDArray[np.float32] = first * (1 - share) + second * share

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -75,6 +76,12 @@ def _heart(xp: Any, x: Any, y: Any) -> Any:
     return xp.minimum(body, lobe)
 
 
+def _arrow(xp: Any, x: Any, y: Any) -> Any:
+    head = xp.maximum((abs(x) + y - 1.0) / math.sqrt(2.0), 0.05 - y)
+    stem = xp.maximum(xp.maximum(abs(x) - 0.36, y - 0.3), -1.0 - y)
+    return xp.minimum(head, stem)
+
+
 SHAPES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     "circle": _circle,
     "square": _square,
@@ -87,9 +94,30 @@ SHAPES: Mapping[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
+NEW_COLOURS: Mapping[str, tuple[int, int, int]] = {"brown": (115, 80, 45)}
+NEW_SHAPES: Mapping[str, Callable[[Any, Any, Any], Any]] = {"arrow": _arrow}
+"""What the bundled model does not know, and adapters teach it."""
+
+EVERY_COLOUR: Mapping[str, tuple[int, int, int]] = {**COLOURS, **NEW_COLOURS}
+EVERY_SHAPE: Mapping[str, Callable[[Any, Any, Any], Any]] = {**SHAPES, **NEW_SHAPES}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The shapes and the colours that a wish may have, and that a judge looks for."""
+
+    shapes: tuple[str, ...]
+    colours: tuple[str, ...]
+
+
+KNOWN = Vocabulary(tuple(SHAPES), tuple(COLOURS))
+"""That of the bundled model."""
+EVERY = Vocabulary(tuple(EVERY_SHAPE), tuple(EVERY_COLOUR))
+
+
 def coverage(shape: str, x: float, y: float, radius: float, height: int, width: int) -> Mask:
     """How much of each pixel a shape covers, 0 to 1: centre and radius in pixels, y downwards -> [height, width]."""
     down, right = np.mgrid[0:height, 0:width].astype(np.float32) + 0.5
-    distance = SHAPES[shape](np, (right - x) / radius, (y - down) / radius)
+    distance = EVERY_SHAPE[shape](np, (right - x) / radius, (y - down) / radius)
     covered: Mask = np.clip(0.5 - distance * radius, 0.0, 1.0).astype(np.float32)
     return covered

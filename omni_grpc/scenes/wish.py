@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Mapping
 
-from omni_grpc.scenes.shapes import COLOURS, SHAPES
+from omni_grpc.scenes.shapes import EVERY_COLOUR, KNOWN, NEW_COLOURS, NEW_SHAPES, Vocabulary
 
 SIZES: Mapping[str, tuple[float, float]] = {"small": (0.10, 0.13), "large": (0.26, 0.33)}
 """Radius of a thing that is alone, in units of the shorter edge."""
@@ -85,24 +85,26 @@ class Wish:
         return hashlib.sha256(key).digest()[0] * HELD_OUT_SHARE < 256
 
 
-def draw_wish(rng: random.Random, kind: str | None = None) -> Wish:
-    """A wish of a kind, or of any."""
+def draw_wish(rng: random.Random, kind: str | None = None, words: Vocabulary = KNOWN) -> Wish:
+    """A wish of a kind, or of any, in these words."""
     kind = kind or rng.choices(tuple(KINDS), tuple(KINDS.values()))[0]
-    background = _background(rng) if rng.random() < 0.6 else None
-    free = [colour for colour in COLOURS if background is None or stands_out(colour, background)]
+    background = _background(rng, words) if rng.random() < 0.6 else None
+    free = [colour for colour in words.colours if background is None or stands_out(colour, background)]
     if kind == "one":
         size = rng.choice(("small", "large")) if rng.random() < 0.35 else None
         place = rng.choice(tuple(PLACES)) if rng.random() < 0.6 else None
         if size == "large" and place != "center":
             place = None
-        return Wish((Noun(colour=rng.choice(free), shape=_shape(rng), size=size, place=place),), None, background)
+        return Wish(
+            (Noun(colour=rng.choice(free), shape=rng.choice(words.shapes), size=size, place=place),), None, background
+        )
     if kind == "count":
-        noun = Noun(colour=rng.choice(free), shape=_shape(rng), count=rng.choice((2, 2, 3)))
+        noun = Noun(colour=rng.choice(free), shape=rng.choice(words.shapes), count=rng.choice((2, 2, 3)))
         return Wish((noun,), None, background)
     number = 3 if kind == "three" else 2
     relation = rng.choice(RELATIONS) if kind == "relation" else None
     while True:
-        nouns = tuple(Noun(colour=rng.choice(free), shape=_shape(rng)) for _ in range(number))
+        nouns = tuple(Noun(colour=rng.choice(free), shape=rng.choice(words.shapes)) for _ in range(number))
         colours = {noun.colour for noun in nouns}
         # through a ring shows what it lies on, so that nothing tells it from two things
         nested = relation == "inside"
@@ -110,10 +112,22 @@ def draw_wish(rng: random.Random, kind: str | None = None) -> Wish:
             return Wish(nouns, relation, background)
 
 
+def draw_new(word: str, rng: random.Random, others: Vocabulary = KNOWN) -> Wish:
+    """A wish that has `word`, of NEW_SHAPES or NEW_COLOURS, in one of its things, and other words beside it."""
+    words = Vocabulary(
+        (*others.shapes, *(shape for shape in NEW_SHAPES if shape == word)),
+        (*others.colours, *(colour for colour in NEW_COLOURS if colour == word)),
+    )
+    while True:
+        wish = draw_wish(rng, None, words)
+        if any(word in (noun.shape, noun.colour) for noun in wish.nouns):
+            return wish
+
+
 def stands_out(colour: str, background: Background) -> bool:
     """Whether a colour can be told from every part of a background."""
-    own, first = COLOURS[colour], COLOURS[background.colour]
-    second = first if background.to is None else COLOURS[background.to]
+    own, first = EVERY_COLOUR[colour], EVERY_COLOUR[background.colour]
+    second = first if background.to is None else EVERY_COLOUR[background.to]
     shares = [step / 10 for step in range(11)]
     return all(
         math.dist(own, [a + share * (b - a) for a, b in zip(first, second, strict=True)]) > LEAST_CONTRAST
@@ -121,12 +135,8 @@ def stands_out(colour: str, background: Background) -> bool:
     )
 
 
-def _shape(rng: random.Random) -> str:
-    return rng.choice(tuple(SHAPES))
-
-
-def _background(rng: random.Random) -> Background:
-    colour = rng.choice(tuple(COLOURS))
+def _background(rng: random.Random, words: Vocabulary) -> Background:
+    colour = rng.choice(words.colours)
     if rng.random() < 0.8:
         return Background(colour)
-    return Background(colour, rng.choice([other for other in COLOURS if other != colour]), rng.random() < 0.5)
+    return Background(colour, rng.choice([other for other in words.colours if other != colour]), rng.random() < 0.5)

@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from omni_grpc.cli import lora_tools
 from tests.cli.programs import run
 
 QUERY, MODULATION = "transformer_blocks_0_attn_to_q", "transformer_blocks_1_img_mod_1"
@@ -119,3 +120,50 @@ def test_what_is_not_there_is_named(missing: str, tmp_path: Path) -> None:
     code, out, err = run("lora inspect", *arguments)
     assert (code, out) == ((1, 2)[missing == "model"], "")
     assert nothing in err
+
+
+def style(path: Path) -> str:
+    """A file that is nothing but the change of one layer."""
+    kept = {key: x for key, x in kohya().items() if QUERY in key}
+    return write(path, kept)
+
+
+def test_what_is_merged_can_be_extracted_again(tiny_qwen_image: Path, tmp_path: Path) -> None:
+    file, out, found = style(tmp_path / "style.safetensors"), tmp_path / "merged", tmp_path / "found.safetensors"
+    code, text, _ = run("lora merge", str(tiny_qwen_image), "--lora", f"{file}:0.5", "--out", str(out))
+    assert (code, text.splitlines()) == (
+        0, ["style.safetensors x 0.5: 3 keys to transformer", "transformer: 1 tensors changed", str(out)]
+    )  # fmt: skip
+    code, text, _ = run("lora extract", str(tiny_qwen_image), str(out), "--rank", "1", "--out", str(found), "--json")
+    assert code == 0
+    report = json.loads(text)
+    layer = report["components"]["transformer"]["transformer_blocks.0.attn.to_q"]
+    assert layer["rank"] == 1
+    assert layer["lost"] < 1e-6
+    tensors = safetensors.torch.load_file(found)
+    down, up = (tensors[f"transformer.transformer_blocks.0.attn.to_q.lora_{part}.weight"] for part in "AB")
+    # ones of rank 4, alpha 2 / 4, and half of that
+    torch.testing.assert_close(up @ down, torch.full((128, 128), 0.5 * 0.5 * 4), rtol=0, atol=1e-4)
+    code, _, error = run("lora extract", str(tiny_qwen_image), str(tiny_qwen_image), "--rank", "1", "--out", str(found))
+    assert (code, "already exists" in error) == (1, True)
+    found.unlink()
+    code, _, error = run("lora extract", str(tiny_qwen_image), str(tiny_qwen_image), "--rank", "1", "--out", str(found))
+    assert (code, "no difference to extract" in error) == (2, True)
+
+
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("a.safetensors", ("a.safetensors", 1.0, "")),
+    ("a.safetensors:-0.5", ("a.safetensors", -0.5, "")),
+    ("dir/a@transformer_2:3", ("dir/a", 3.0, "transformer_2")),
+    ("C:/a@b.safetensors", ("C:/a@b.safetensors", 1.0, "")),
+])  # fmt: skip
+def test_an_adapter_to_merge_has_a_path_and_may_have_a_component_and_a_scale(
+    text: str, wanted: tuple[str, float, str]
+) -> None:
+    path, scale, component = lora_tools.fold(text)
+    assert (str(path), scale, component) == wanted
+
+
+def test_a_scale_that_is_no_number_is_refused(tiny_qwen_image: Path, tmp_path: Path) -> None:
+    code, _, error = run("lora merge", str(tiny_qwen_image), "--lora", "a:0.5x", "--out", str(tmp_path / "out"))
+    assert (code, "'0.5x' is no scale" in error) == (2, True)

@@ -12,8 +12,8 @@ import pytest
 from omni_grpc.scenes.captions import known_words, plain, say
 from omni_grpc.scenes.judge import Verdict, judge, look
 from omni_grpc.scenes.layout import Scene, Thing, arrange, paint
-from omni_grpc.scenes.shapes import COLOURS, SHAPES
-from omni_grpc.scenes.wish import PLACES, RELATIONS, Background, Noun, Wish, draw_wish
+from omni_grpc.scenes.shapes import EVERY, EVERY_COLOUR, NEW_COLOURS, NEW_SHAPES, SHAPES
+from omni_grpc.scenes.wish import PLACES, RELATIONS, Background, Noun, Wish, draw_new, draw_wish
 
 SIZES = [(128, 128), (192, 128), (128, 192), (256, 256)]
 KINDS = ["one", "count", "relation", "pair", "three"]
@@ -115,6 +115,39 @@ def test_a_tenth_of_the_combinations_is_held_out_whatever_words_size_and_backgro
 
 
 def test_every_colour_can_be_told_from_every_other() -> None:
-    values = np.array(list(COLOURS.values()), float)
+    values = np.array(list(EVERY_COLOUR.values()), float)
     distances = np.linalg.norm(values[:, None] - values[None], axis=-1) + 1e3 * np.eye(len(values))
     assert distances.min() > 75
+
+
+@pytest.mark.parametrize("word", [*NEW_SHAPES, *NEW_COLOURS])
+def test_what_adapters_teach_is_seen_by_a_judge_who_knows_the_word_and_by_no_other(word: str) -> None:
+    rng, known = random.Random(word), set(known_words())
+    assert word not in known
+    for _ in range(40):
+        wish = draw_new(word, rng)
+        assert any(word in (noun.shape, noun.colour) for noun in wish.nouns)
+        assert word in say(wish, rng).lower()
+        picture = paint(arrange(wish, *rng.choice(SIZES), rng))
+        assert judge(wish, picture, EVERY) == Verdict(True, True, True), plain(wish)
+        assert not judge(wish, picture).right
+        plainer = dataclasses.replace(
+            wish,
+            nouns=tuple(
+                dataclasses.replace(
+                    noun,
+                    shape="triangle" if noun.shape == word else noun.shape,
+                    colour="red" if noun.colour == word else noun.colour,
+                )
+                for noun in wish.nouns
+            ),
+        )
+        assert not judge(plainer, picture, EVERY).right
+
+
+def test_a_judge_who_knows_more_words_says_the_same_of_known_ones() -> None:
+    rng = random.Random(11)
+    for _ in range(40):
+        wish = draw_wish(rng)
+        picture = paint(arrange(wish, 128, 128, rng))
+        assert judge(wish, picture, EVERY) == judge(wish, picture)

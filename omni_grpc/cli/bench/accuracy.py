@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +19,7 @@ from omni_grpc.config import EngineConfig
 from omni_grpc.omni import Generation, Omni
 from omni_grpc.scenes.captions import held_out
 from omni_grpc.scenes.judge import Verdict, judge
+from omni_grpc.scenes.shapes import KNOWN, Vocabulary
 from omni_grpc.scenes.wish import KINDS, Wish
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.results import Effective
@@ -33,9 +34,12 @@ Told = Callable[[int], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Caption:
+    """`loras`: the adapters that it is drawn with, and their scales."""
+
     wish: Wish
     text: str
     seed: int
+    loras: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def captions(count: int, seed: int) -> list[Caption]:
@@ -76,6 +80,7 @@ def render(config: EngineConfig, chosen: Sequence[Caption], shape: PictureSettin
                 width=shape.width,
                 height=shape.height,
                 steps=shape.steps,
+                loras=caption.loras or None,
                 output_format=ImageFormat.RAW_RGB8,
             )
             return np.asarray(made.images[0]), made
@@ -96,8 +101,8 @@ def render(config: EngineConfig, chosen: Sequence[Caption], shape: PictureSettin
         )
 
 
-def verdicts(chosen: Sequence[Caption], pictures: Sequence[Pixels]) -> list[Verdict]:
-    return [judge(caption.wish, picture) for caption, picture in zip(chosen, pictures, strict=True)]
+def verdicts(chosen: Sequence[Caption], pictures: Sequence[Pixels], words: Vocabulary = KNOWN) -> list[Verdict]:
+    return [judge(caption.wish, picture, words) for caption, picture in zip(chosen, pictures, strict=True)]
 
 
 def by_kind(chosen: Sequence[Caption], found: Sequence[Verdict]) -> dict[str, dict[str, Any]]:
