@@ -172,12 +172,20 @@ class QuantizationConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
-    """Adapters that requests can name, of native models."""
+    """Adapters that requests can name, of native models, and presets: settings that belong to an adapter."""
 
     lora: dict[str, str] | None = setting(
         None,
         "LoRA adapter that requests can name: a safetensors file, or a folder with one; repeatable, or one JSON object",
         pairs=True,
+    )
+    presets: tuple[str, ...] = setting(
+        (), "YAML files with presets for requests, beside those that come with the models, separated by commas"
+    )
+    recipe: str | None = setting(
+        None,
+        "preset that requests get unless they name another; its adapters are loaded from the hub, or from files in the "
+        "order of the preset: NAME=FILE,FILE",
     )
 
 

@@ -21,7 +21,7 @@ from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.memory_model import MemoryModel
 from omni_grpc.types.request import Request
-from omni_grpc.types.results import RequestWarning
+from omni_grpc.types.results import RequestWarning, VisitedLevels
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.types.step_cache import StepReports
 from omni_grpc.types.vitals import Vitals
@@ -194,7 +194,7 @@ class Ready:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A request can be stepped. `rows` are the tokens of each of its rows; `dropped_tokens` maps a prompt field to the
-    number of tokens that did not fit.
+    number of tokens that did not fit; `levels` are those of each part of an output.
     """
 
     id: str
@@ -202,6 +202,7 @@ class Prepared:
     prompt_tokens: int
     rows: tuple[int, ...] = ()
     dropped_tokens: tuple[tuple[str, int], ...] = ()
+    levels: VisitedLevels = dataclasses.field(default_factory=VisitedLevels)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from omni_grpc.v1 import options_pb2 as omni__grpc_dot_v1_dot_options__pb2
 from omni_grpc.v1 import sampling_pb2 as omni__grpc_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18omni_grpc/v1/model.proto\x12\x0comni_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x18omni_grpc/v1/media.proto\x1a\x1aomni_grpc/v1/options.proto\x1a\x1bomni_grpc/v1/sampling.proto\"\xfb\x07\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.omni_grpc.v1.ModelState\x12!\n\x05tasks\x18\x04 \x03(\x0e\x32\x12.omni_grpc.v1.Task\x12.\n\x08\x64\x65\x66\x61ults\x18\x05 \x01(\x0b\x32\x1c.omni_grpc.v1.SamplingParams\x12\x12\n\nschedulers\x18\x06 \x03(\t\x12\x15\n\rcache_methods\x18\x07 \x03(\t\x12\x1a\n\x12\x61ttention_backends\x18\x08 \x03(\t\x12\x15\n\rquantizations\x18\t \x03(\t\x12\x13\n\x0bparallelism\x18\n \x03(\t\x12+\n\ncomponents\x18\x0b \x03(\x0b\x32\x17.omni_grpc.v1.Component\x12\x32\n\x0eguidance_kinds\x18\x0c \x03(\x0e\x32\x1a.omni_grpc.v1.GuidanceKind\x12\r\n\x05loras\x18\r \x03(\t\x12\'\n\x08refusals\x18\x0e \x03(\x0b\x32\x15.omni_grpc.v1.Refusal\x12\x34\n\x0fpreview_methods\x18\x0f \x03(\x0e\x32\x1b.omni_grpc.v1.PreviewMethod\x12)\n\x06limits\x18\x10 \x01(\x0b\x32\x19.omni_grpc.v1.ModelLimits\x12\x34\n\x13\x65xtra_params_schema\x18\x11 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\r\n\x05\x64type\x18\x12 \x01(\t\x12\x0f\n\x07license\x18\x13 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x14 \x01(\t\x12\x10\n\x08pipeline\x18\x15 \x01(\t\x12\x30\n\rimage_formats\x18\x16 \x03(\x0e\x32\x19.omni_grpc.v1.ImageFormat\x12\x30\n\rvideo_formats\x18\x17 \x03(\x0e\x32\x19.omni_grpc.v1.VideoFormat\x12\x30\n\raudio_formats\x18\x18 \x03(\x0e\x32\x19.omni_grpc.v1.AudioFormat\x12!\n\x05\x65rror\x18\x19 \x01(\x0b\x32\x12.google.rpc.Status\x12\x14\n\x0cweight_bytes\x18\x1a \x01(\x04\x12\x42\n\x10quantized_layers\x18\x1b \x03(\x0b\x32(.omni_grpc.v1.Model.QuantizedLayersEntry\x12\x13\n\x0bkept_layers\x18\x1c \x01(\r\x12\x11\n\tresidency\x18\x1d \x01(\t\x1a\x36\n\x14QuantizedLayersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x8a\x01\n\tComponent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nclass_name\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x14\n\x0cquantization\x18\x04 \x01(\t\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\"*\n\x07Refusal\x12\x0f\n\x07\x66\x65\x61ture\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\'\n\x0b\x44oubleRange\x12\x0b\n\x03min\x18\x01 \x01(\x01\x12\x0b\n\x03max\x18\x02 \x01(\x01\"\xda\x05\n\x0bModelLimits\x12\x11\n\tmin_width\x18\x01 \x01(\r\x12\x12\n\nmin_height\x18\x02 \x01(\r\x12\x11\n\tmax_width\x18\x03 \x01(\r\x12\x12\n\nmax_height\x18\x04 \x01(\r\x12\x12\n\nmax_pixels\x18\x05 \x01(\x04\x12\x15\n\rsize_multiple\x18\x06 \x01(\r\x12\x15\n\rdefault_width\x18\x07 \x01(\r\x12\x16\n\x0e\x64\x65\x66\x61ult_height\x18\x08 \x01(\r\x12\x11\n\tmax_steps\x18\t \x01(\r\x12\x13\n\x0bmax_outputs\x18\n \x01(\r\x12\x18\n\x10max_prompt_chars\x18\x0b \x01(\r\x12\x19\n\x11max_prompt_tokens\x18\x0c \x01(\r\x12\x18\n\x10max_input_images\x18\r \x01(\r\x12\x11\n\tmax_loras\x18\x0e \x01(\r\x12\x12\n\nmin_frames\x18\x0f \x01(\r\x12\x12\n\nmax_frames\x18\x10 \x01(\r\x12\x16\n\x0e\x66rame_multiple\x18\x11 \x01(\r\x12\x14\n\x0c\x66rame_offset\x18\x12 \x01(\r\x12\x16\n\x0e\x64\x65\x66\x61ult_frames\x18\x13 \x01(\r\x12\x13\n\x0b\x64\x65\x66\x61ult_fps\x18\x14 \x01(\x01\x12&\n\x03\x66ps\x18\x15 \x01(\x0b\x32\x19.omni_grpc.v1.DoubleRange\x12,\n\tmax_audio\x18\x16 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08strength\x18\x17 \x01(\x0b\x32\x19.omni_grpc.v1.DoubleRange\x12-\n\nlora_scale\x18\x18 \x01(\x0b\x32\x19.omni_grpc.v1.DoubleRange\x12\x31\n\x0eguidance_scale\x18\x19 \x01(\x0b\x32\x19.omni_grpc.v1.DoubleRange\x12\x31\n\x0etrue_cfg_scale\x18\x1a \x01(\x0b\x32\x19.omni_grpc.v1.DoubleRange\"\x84\x02\n\x04Lora\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12-\n\tload_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07targets\x18\x08 \x03(\t\x12\x0e\n\x06\x66ormat\x18\t \x01(\t\x12\x14\n\x0ckeys_applied\x18\n \x01(\r\x12\x14\n\x0ckeys_skipped\x18\x0b \x03(\t\x12\x0e\n\x06in_use\x18\x0c \x01(\r\x12\x0e\n\x06sha256\x18\r \x01(\x0c\"6\n\x11ListModelsRequest\x12!\n\x05tasks\x18\x01 \x03(\x0e\x32\x12.omni_grpc.v1.Task\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.omni_grpc.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"6\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.omni_grpc.v1.Model\"!\n\x10ListLorasRequest\x12\r\n\x05model\x18\x01 \x01(\t\"6\n\x11ListLorasResponse\x12!\n\x05loras\x18\x01 \x03(\x0b\x32\x12.omni_grpc.v1.Lora*\xa6\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15MODEL_STATE_AVAILABLE\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x15\n\x11MODEL_STATE_READY\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x12\x18\n\x14MODEL_STATE_SLEEPING\x10\x05*e\n\x0cGuidanceKind\x12\x1d\n\x19GUIDANCE_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16GUIDANCE_KIND_EMBEDDED\x10\x01\x12\x1a\n\x16GUIDANCE_KIND_TRUE_CFG\x10\x02\x32\xf8\x01\n\x0cModelService\x12O\n\nListModels\x12\x1f.omni_grpc.v1.ListModelsRequest\x1a .omni_grpc.v1.ListModelsResponse\x12I\n\x08GetModel\x12\x1d.omni_grpc.v1.GetModelRequest\x1a\x1e.omni_grpc.v1.GetModelResponse\x12L\n\tListLoras\x12\x1e.omni_grpc.v1.ListLorasRequest\x1a\x1f.omni_grpc.v1.ListLorasResponseBl\n\x15io.github.omnigrpc.v1B\nModelProtoP\x01Z7github.com/omni-grpc/omni_grpc/clients/go/v1;omnigrpcv1\xaa\x02\x0bOmniGrpc.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18omni_grpc/v1/model.proto\x12\x0comni_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x18omni_grpc/v1/media.proto\x1a\x1aomni_grpc/v1/options.proto\x1a\x1bomni_grpc/v1/sampling.proto\"\xa2\x08\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.omni_grpc.v1.ModelState\x12!\n\x05tasks\x18\x04 \x03(\x0e\x32\x12.omni_grpc.v1.Task\x12.\n\x08\x64\x65\x66\x61ults\x18\x05 \x01(\x0b\x32\x1c.omni_grpc.v1.SamplingParams\x12\x12\n\nschedulers\x18\x06 \x03(\t\x12\x15\n\rcache_methods\x18\x07 \x03(\t\x12\x1a\n\x12\x61ttention_backends\x18\x08 \x03(\t\x12\x15\n\rquantizations\x18\t \x03(\t\x12\x13\n\x0bparallelism\x18\n \x03(\t\x12+\n\ncomponents\x18\x0b \x03(\x0b\x32\x17.omni_grpc.v1.Component\x12\x32\n\x0eguidance_kinds\x18\x0c \x03(\x0e\x32\x1a.omni_grpc.v1.GuidanceKind\x12\r\n\x05loras\x18\r \x03(\t\x12\'\n\x08refusals\x18\x0e \x03(\x0b\x32\x15.omni_grpc.v1.Refusal\x12\x34\n\x0fpreview_methods\x18\x0f \x03(\x0e\x32\x1b.omni_grpc.v1.PreviewMethod\x12)\n\x06limits\x18\x10 \x01(\x0b\x32\x19.omni_grpc.v1.ModelLimits\x12\x34\n\x13\x65xtra_params_schema\x18\x11 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\r\n\x05\x64type\x18\x12 \x01(\t\x12\x0f\n\x07license\x18\x13 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x14 \x01(\t\x12\x10\n\x08pipeline\x18\x15 \x01(\t\x12\x30\n\rimage_formats\x18\x16 \x03(\x0e\x32\x19.omni_grpc.v1.ImageFormat\x12\x30\n\rvideo_formats\x18\x17 \x03(\x0e\x32\x19.omni_grpc.v1.VideoFormat\x12\x30\n\raudio_formats\x18\x18 \x03(\x0e\x32\x19.omni_grpc.v1.AudioFormat\x12!\n\x05\x65rror\x18\x19 \x01(\x0b\x32\x12.google.rpc.Status\x12\x14\n\x0cweight_bytes\x18\x1a \x01(\x04\x12\x42\n\x10quantized_layers\x18\x1b \x03(\x0b\x32(.omni_grpc.v1.Model.QuantizedLayersEntry\x12\x13\n\x0bkept_layers\x18\x1c \x01(\r\x12\x11\n\tresidency\x18\x1d \x01(\t\x12%\n\x07presets\x18\x1e \x03(\x0b\x32\x14.omni_grpc.v1.Preset\x1a\x36\n\x14QuantizedLayersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x88\x02\n\x06Preset\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05title\x18\x02 \x01(\t\x12.\n\x08sampling\x18\x03 \x01(\x0b\x32\x1c.omni_grpc.v1.SamplingParams\x12\x43\n\x10scheduler_config\x18\x04 \x03(\x0b\x32).omni_grpc.v1.Preset.SchedulerConfigEntry\x12\x0e\n\x06source\x18\x05 \x01(\t\x12\x12\n\nis_default\x18\x06 \x01(\x08\x12\x10\n\x08unusable\x18\x07 \x01(\t\x1a\x36\n\x14SchedulerConfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8a\x01\n\tComponent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nclass_name\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x14\n\x0cquantization\x18\x04 \x01(\t\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\"*\n\x07Refusal\x12\x0f\n\x07\x66\x65\x61ture\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\'\n\x0b\x44oubleRange\x12\x0b\n\x03min\x18\x01 \x01(\x01\x12\x0b\n\x03max\x18\x02 \x01(\x01\"\xda\x05\n\x0bModelLimits\x12\x11\n\tmin_width\x18\x01 \x01(\r\x12\x12\n\nmin_height\x18\x02 \x01(\r\x12\x11\n\tmax_width\x18\x03 \x01(\r\x12\x12\n\nmax_height\x18\x04 \x01(\r\x12\x12\n\nmax_pixels\x18\x05 \x01(\x04\x12\x15\n\rsize_multiple\x18\x06 \x01(\r\x12\x15\n\rdefault_width\x18\x07 \x01(\r\x12\x16\n\x0e\x64\x65\x66\x61ult_height\x18\x08 \x01(\r\x12\x11\n\tmax_steps\x18\t \x01(\r\x12\x13\n\x0bmax_outputs\x18\n \x01(\r\x12\x18\n\x10max_prompt_chars\x18\x0b \x01(\r\x12\x19\n\x11max_prompt_tokens\x18\x0c \x01(\r\x12\x18\n\x10max_input_images\x18\r \x01(\r\x12\x11\n\tmax_loras\x18\x0e \x01(\r\x12\x12\n\nmin_frames\x18\x0f \x01(\r\x12\x12\n\nmax_frames\x18\x10 \x01(\r\x12\x16\n\x0e\x66rame_multiple\x18\x11 \x01(\r\x12\x14\n\x0c\x66rame_offset\x18\x12 \x01(\r\x12\x16\n\x0e\x64\x65\x66\x61ult_frames\x18\x13 \x01(\r\x12\x13\n\x0b\x64\x65\x66\x61ult_fps\x18\x14 \x01(\x01\x12&\n\x03\x66ps\x18\x15 \x01(\x0b\x32\x19.omni_grpc.v1.DoubleRange\x12,\n\tmax_audio\x18\x16 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08strength\x18\x17 \x01(\x0b\x32\x19.omni_grpc.v1.DoubleRange\x12-\n\nlora_scale\x18\x18 \x01(\x0b\x32\x19.omni_grpc.v1.DoubleRange\x12\x31\n\x0eguidance_scale\x18\x19 \x01(\x0b\x32\x19.omni_grpc.v1.DoubleRange\x12\x31\n\x0etrue_cfg_scale\x18\x1a \x01(\x0b\x32\x19.omni_grpc.v1.DoubleRange\"\x84\x02\n\x04Lora\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12-\n\tload_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07targets\x18\x08 \x03(\t\x12\x0e\n\x06\x66ormat\x18\t \x01(\t\x12\x14\n\x0ckeys_applied\x18\n \x01(\r\x12\x14\n\x0ckeys_skipped\x18\x0b \x03(\t\x12\x0e\n\x06in_use\x18\x0c \x01(\r\x12\x0e\n\x06sha256\x18\r \x01(\x0c\"6\n\x11ListModelsRequest\x12!\n\x05tasks\x18\x01 \x03(\x0e\x32\x12.omni_grpc.v1.Task\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.omni_grpc.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"6\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.omni_grpc.v1.Model\"!\n\x10ListLorasRequest\x12\r\n\x05model\x18\x01 \x01(\t\"6\n\x11ListLorasResponse\x12!\n\x05loras\x18\x01 \x03(\x0b\x32\x12.omni_grpc.v1.Lora*\xa6\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15MODEL_STATE_AVAILABLE\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x15\n\x11MODEL_STATE_READY\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x12\x18\n\x14MODEL_STATE_SLEEPING\x10\x05*e\n\x0cGuidanceKind\x12\x1d\n\x19GUIDANCE_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16GUIDANCE_KIND_EMBEDDED\x10\x01\x12\x1a\n\x16GUIDANCE_KIND_TRUE_CFG\x10\x02\x32\xf8\x01\n\x0cModelService\x12O\n\nListModels\x12\x1f.omni_grpc.v1.ListModelsRequest\x1a .omni_grpc.v1.ListModelsResponse\x12I\n\x08GetModel\x12\x1d.omni_grpc.v1.GetModelRequest\x1a\x1e.omni_grpc.v1.GetModelResponse\x12L\n\tListLoras\x12\x1e.omni_grpc.v1.ListLorasRequest\x1a\x1f.omni_grpc.v1.ListLorasResponseBl\n\x15io.github.omnigrpc.v1B\nModelProtoP\x01Z7github.com/omni-grpc/omni_grpc/clients/go/v1;omnigrpcv1\xaa\x02\x0bOmniGrpc.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,36 +41,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\025io.github.omnigrpc.v1B\nModelProtoP\001Z7github.com/omni-grpc/omni_grpc/clients/go/v1;omnigrpcv1\252\002\013OmniGrpc.V1'
   _globals['_MODEL_QUANTIZEDLAYERSENTRY']._loaded_options = None
   _globals['_MODEL_QUANTIZEDLAYERSENTRY']._serialized_options = b'8\001'
-  _globals['_MODELSTATE']._serialized_start=2786
-  _globals['_MODELSTATE']._serialized_end=2952
-  _globals['_GUIDANCEKIND']._serialized_start=2954
-  _globals['_GUIDANCEKIND']._serialized_end=3055
+  _globals['_PRESET_SCHEDULERCONFIGENTRY']._loaded_options = None
+  _globals['_PRESET_SCHEDULERCONFIGENTRY']._serialized_options = b'8\001'
+  _globals['_MODELSTATE']._serialized_start=3092
+  _globals['_MODELSTATE']._serialized_end=3258
+  _globals['_GUIDANCEKIND']._serialized_start=3260
+  _globals['_GUIDANCEKIND']._serialized_end=3361
   _globals['_MODEL']._serialized_start=246
-  _globals['_MODEL']._serialized_end=1265
-  _globals['_MODEL_QUANTIZEDLAYERSENTRY']._serialized_start=1211
-  _globals['_MODEL_QUANTIZEDLAYERSENTRY']._serialized_end=1265
-  _globals['_COMPONENT']._serialized_start=1268
-  _globals['_COMPONENT']._serialized_end=1406
-  _globals['_REFUSAL']._serialized_start=1408
-  _globals['_REFUSAL']._serialized_end=1450
-  _globals['_DOUBLERANGE']._serialized_start=1452
-  _globals['_DOUBLERANGE']._serialized_end=1491
-  _globals['_MODELLIMITS']._serialized_start=1494
-  _globals['_MODELLIMITS']._serialized_end=2224
-  _globals['_LORA']._serialized_start=2227
-  _globals['_LORA']._serialized_end=2487
-  _globals['_LISTMODELSREQUEST']._serialized_start=2489
-  _globals['_LISTMODELSREQUEST']._serialized_end=2543
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2545
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2602
-  _globals['_GETMODELREQUEST']._serialized_start=2604
-  _globals['_GETMODELREQUEST']._serialized_end=2636
-  _globals['_GETMODELRESPONSE']._serialized_start=2638
-  _globals['_GETMODELRESPONSE']._serialized_end=2692
-  _globals['_LISTLORASREQUEST']._serialized_start=2694
-  _globals['_LISTLORASREQUEST']._serialized_end=2727
-  _globals['_LISTLORASRESPONSE']._serialized_start=2729
-  _globals['_LISTLORASRESPONSE']._serialized_end=2783
-  _globals['_MODELSERVICE']._serialized_start=3058
-  _globals['_MODELSERVICE']._serialized_end=3306
+  _globals['_MODEL']._serialized_end=1304
+  _globals['_MODEL_QUANTIZEDLAYERSENTRY']._serialized_start=1250
+  _globals['_MODEL_QUANTIZEDLAYERSENTRY']._serialized_end=1304
+  _globals['_PRESET']._serialized_start=1307
+  _globals['_PRESET']._serialized_end=1571
+  _globals['_PRESET_SCHEDULERCONFIGENTRY']._serialized_start=1517
+  _globals['_PRESET_SCHEDULERCONFIGENTRY']._serialized_end=1571
+  _globals['_COMPONENT']._serialized_start=1574
+  _globals['_COMPONENT']._serialized_end=1712
+  _globals['_REFUSAL']._serialized_start=1714
+  _globals['_REFUSAL']._serialized_end=1756
+  _globals['_DOUBLERANGE']._serialized_start=1758
+  _globals['_DOUBLERANGE']._serialized_end=1797
+  _globals['_MODELLIMITS']._serialized_start=1800
+  _globals['_MODELLIMITS']._serialized_end=2530
+  _globals['_LORA']._serialized_start=2533
+  _globals['_LORA']._serialized_end=2793
+  _globals['_LISTMODELSREQUEST']._serialized_start=2795
+  _globals['_LISTMODELSREQUEST']._serialized_end=2849
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2851
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2908
+  _globals['_GETMODELREQUEST']._serialized_start=2910
+  _globals['_GETMODELREQUEST']._serialized_end=2942
+  _globals['_GETMODELRESPONSE']._serialized_start=2944
+  _globals['_GETMODELRESPONSE']._serialized_end=2998
+  _globals['_LISTLORASREQUEST']._serialized_start=3000
+  _globals['_LISTLORASREQUEST']._serialized_end=3033
+  _globals['_LISTLORASRESPONSE']._serialized_start=3035
+  _globals['_LISTLORASRESPONSE']._serialized_end=3089
+  _globals['_MODELSERVICE']._serialized_start=3364
+  _globals['_MODELSERVICE']._serialized_end=3612
 # @@protoc_insertion_point(module_scope)

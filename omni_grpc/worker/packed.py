@@ -34,7 +34,7 @@ from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.memory_model import MemoryModel
 from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, RequestStep, Stepped
 from omni_grpc.types.request import Request
-from omni_grpc.types.results import RequestWarning
+from omni_grpc.types.results import RequestWarning, VisitedLevels
 from omni_grpc.types.spec import LatentRgb
 from omni_grpc.types.step_cache import StepReports, tally
 from omni_grpc.worker import delivery, media
@@ -201,6 +201,7 @@ class PackedRunner(Runner):
             prompt_tokens=states[0].prompt_tokens,
             rows=tuple(sum(cond.row.lengths) for state in states for cond in state.cond.values()),
             dropped_tokens=tuple(states[0].dropped_tokens.items()),
+            levels=_levels(states[0]),
         )
 
     @torch.inference_mode()
@@ -407,8 +408,15 @@ def load_pipeline(parts: Loader, effects: Effects, setting: RunnerContext) -> Pi
 def _course(held: RunningRequest) -> delivery.Course:
     first = held.states[0]
     return delivery.Course(
-        steps=first.steps_done // first.segments, evals=held.all_evals, dropped_tokens=first.dropped_tokens
+        steps=first.steps_done // first.segments,
+        evals=held.all_evals,
+        dropped_tokens=first.dropped_tokens,
+        levels=_levels(first),
     )
+
+
+def _levels(state: State) -> VisitedLevels:
+    return VisitedLevels(sigmas=state.schedule.sigmas, shift=state.schedule.shift)
 
 
 def _latents(it: StepOutcome) -> list[Tensor]:
