@@ -71,7 +71,7 @@ def _in_file(file: str) -> tuple[Preset, ...]:
     try:
         text = Path(file).read_text(encoding="utf-8")
     except OSError as error:
-        raise _refused(f"{file}: {plain(error)}") from error
+        raise _refused(plain(error)) from error
     except UnicodeDecodeError as error:
         raise _refused(f"{file} is not UTF-8 text") from error
     try:

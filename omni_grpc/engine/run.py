@@ -19,8 +19,8 @@ from omni_grpc.types.events import (
     StepProgress,
 )
 from omni_grpc.types.findings import WorkerFindings
-from omni_grpc.types.plan import Decoded, DecodedPart, Media, Prepared, RequestStep
-from omni_grpc.types.results import Artifact, RequestWarning, Stats, VisitedLevels
+from omni_grpc.types.plan import Decoded, DecodedPart, Media, Prepared, RequestStep, VisitedLevels
+from omni_grpc.types.results import Artifact, RequestWarning, Stats
 from omni_grpc.types.step_cache import CacheCount, tally
 
 MAX_ATTEMPTS = 2

@@ -7,8 +7,9 @@ from typing import Protocol
 
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.lora import Adapter, AppliedLora, Lora
+from omni_grpc.types.plan import VisitedLevels
 from omni_grpc.types.request import Request
-from omni_grpc.types.results import Effective, VisitedLevels
+from omni_grpc.types.results import Effective
 
 
 class Measures(Protocol):

@@ -21,7 +21,7 @@ from omni_grpc.types.load_progress import Loading
 from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.memory_model import MemoryModel
 from omni_grpc.types.request import Request
-from omni_grpc.types.results import RequestWarning, VisitedLevels
+from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint
 from omni_grpc.types.step_cache import StepReports
 from omni_grpc.types.vitals import Vitals
@@ -189,6 +189,16 @@ class Ready:
     checkpoint: Checkpoint | None = None
     device_bytes: int = 0
     memory: MemoryModel = dataclasses.field(default_factory=MemoryModel)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VisitedLevels:
+    """The noise levels of a schedule, one for each step and the last one, and its time shift. None and empty: not
+    known.
+    """
+
+    sigmas: tuple[float, ...] = ()
+    shift: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

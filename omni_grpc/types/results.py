@@ -24,16 +24,6 @@ class RequestWarning:
     applied: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class VisitedLevels:
-    """The noise levels of a schedule, one for each step and the last one, and its time shift. None and empty: not
-    known.
-    """
-
-    sigmas: tuple[float, ...] = ()
-    shift: float | None = None
-
-
 @renamed(sample_rate="sample_rate_hz")
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Effective(ModelExecution):

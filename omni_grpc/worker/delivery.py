@@ -16,10 +16,10 @@ from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
 from omni_grpc.types.memory_model import MemoryModel
 from omni_grpc.types.parameters import NotEmbedded, Parameters
-from omni_grpc.types.plan import Media
+from omni_grpc.types.plan import Media, VisitedLevels
 from omni_grpc.types.request import Request
 from omni_grpc.types.requested import Embedding
-from omni_grpc.types.results import RequestWarning, VisitedLevels
+from omni_grpc.types.results import RequestWarning
 from omni_grpc.worker import media
 
 

@@ -32,9 +32,9 @@ from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.memory_model import MemoryModel
-from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, RequestStep, Stepped
+from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, RequestStep, Stepped, VisitedLevels
 from omni_grpc.types.request import Request
-from omni_grpc.types.results import RequestWarning, VisitedLevels
+from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import LatentRgb
 from omni_grpc.types.step_cache import StepReports, tally
 from omni_grpc.worker import delivery, media
