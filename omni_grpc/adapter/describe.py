@@ -12,6 +12,7 @@ from diffusers import DiffusionPipeline
 
 from omni_grpc.adapter.abilities import Ability
 from omni_grpc.adapter.guiders import own_scale, prompt_scale
+from omni_grpc.adapter.loading import shift_name
 from omni_grpc.adapter.parameters import Signature, strength
 from omni_grpc.adapter.quirks import AS_LONG_AS_SOURCE, SEVERAL_IMAGES, SEVERAL_VIDEOS
 from omni_grpc.types.diffusers_spec import SESSION
@@ -37,6 +38,7 @@ def describe(
 ) -> Checkpoint:
     """The checkpoint with what only the loaded pipeline knows. `call_kwargs` are defaults like the signature's own."""
     takes = ability.takes | ({"sigmas"} if _takes_sigmas(pipeline, signature) else set())
+    takes |= {"shift"} if shift_name(pipeline) else set()
     spec = dataclasses.replace(checkpoint.spec, tasks=ability.tasks, guidance=ability.guidance, takes=takes)
     session = {
         "limits": _limits(pipeline, signature, ability.modality),

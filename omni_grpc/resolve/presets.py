@@ -94,7 +94,7 @@ def sigmas_fault(scheduler: str, checkpoint: Checkpoint) -> str:
 def shift_fault(scheduler: str, checkpoint: Checkpoint) -> str:
     """Why this scheduler of a checkpoint takes no shift of a request, or ""."""
     if not is_native(checkpoint):
-        return f"{checkpoint.spec.name} runs through diffusers, where --flow-shift sets it for the whole server"
+        return "" if "shift" in checkpoint.spec.takes else f"{checkpoint.spec.name} has no shift (of flow matching)"
     return _flow_fault(scheduler, checkpoint)
 
 

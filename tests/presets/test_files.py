@@ -130,7 +130,7 @@ def test_what_comes_with_the_models_says_where_its_values_are_from(preset: Any) 
     assert preset.steps
     assert preset.loras
     native = set(preset.pipelines) & specs().keys()
-    assert native or preset.pipelines == ("Flux2Pipeline",)
+    assert native or preset.pipelines in (("Flux2Pipeline",), ("QwenImageEditPipeline",))
 
 
 DEEP = {"num_layers": 40}
@@ -160,6 +160,11 @@ DEEP = {"num_layers": 40}
             ["qwen-image-lightning-4", "qwen-image-lightning-8"],
         ),
         ("Flux2Pipeline", {}, ["flux.2-dev-turbo"]),
+        (
+            "QwenImageEditPipeline",
+            {"": {}, "transformer": {"num_layers": 60}},
+            ["qwen-image-edit-lightning-4", "qwen-image-edit-lightning-8"],
+        ),
     ],
 )
 def test_a_preset_fits_the_members_of_a_family_that_it_was_made_for(

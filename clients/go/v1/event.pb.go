@@ -1651,8 +1651,8 @@ type EffectiveParams struct {
 	Guidance *Guidance `protobuf:"bytes,8,opt,name=guidance,proto3" json:"guidance,omitempty"`
 	// Name of the scheduler.
 	Scheduler string `protobuf:"bytes,9,opt,name=scheduler,proto3" json:"scheduler,omitempty"`
-	// Time shift of the schedule; where it depends on the size, that of this one. Unset: the schedule has none, or the
-	// model runs through diffusers.
+	// Time shift of the schedule; where it depends on the size, that of this one. Unset: the schedule has none, or it
+	// depends on the size and the model runs through diffusers.
 	Shift *float64 `protobuf:"fixed64,10,opt,name=shift,proto3,oneof" json:"shift,omitempty"`
 	// The step cache, with every field set; `off` where there was none.
 	Cache *CacheOptions `protobuf:"bytes,11,opt,name=cache,proto3" json:"cache,omitempty"`
@@ -1694,7 +1694,7 @@ type EffectiveParams struct {
 	// budget was given.
 	Residency string `protobuf:"bytes,28,opt,name=residency,proto3" json:"residency,omitempty"`
 	// Noise levels that were visited, one for each step and the last one; where a video is made in chunks, those of each
-	// chunk. Empty where the model runs through diffusers.
+	// chunk. Empty where the model runs through diffusers and they are not those of flow matching, or `strength` skips some.
 	Sigmas []float64 `protobuf:"fixed64,29,rep,packed,name=sigmas,proto3" json:"sigmas,omitempty"`
 	// Name of the preset; empty where there was none.
 	Preset string `protobuf:"bytes,30,opt,name=preset,proto3" json:"preset,omitempty"`

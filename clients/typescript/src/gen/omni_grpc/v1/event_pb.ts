@@ -957,8 +957,8 @@ export type EffectiveParams = Message<"omni_grpc.v1.EffectiveParams"> & {
   scheduler: string;
 
   /**
-   * Time shift of the schedule; where it depends on the size, that of this one. Unset: the schedule has none, or the
-   * model runs through diffusers.
+   * Time shift of the schedule; where it depends on the size, that of this one. Unset: the schedule has none, or it
+   * depends on the size and the model runs through diffusers.
    *
    * @generated from field: optional double shift = 10;
    */
@@ -1103,7 +1103,7 @@ export type EffectiveParams = Message<"omni_grpc.v1.EffectiveParams"> & {
 
   /**
    * Noise levels that were visited, one for each step and the last one; where a video is made in chunks, those of each
-   * chunk. Empty where the model runs through diffusers.
+   * chunk. Empty where the model runs through diffusers and they are not those of flow matching, or `strength` skips some.
    *
    * @generated from field: repeated double sigmas = 29;
    */
