@@ -24,7 +24,6 @@ from typing import Any
 from omni_grpc.checkpoint.layout import HUB_FILE
 from omni_grpc.checkpoint.registry import family_folders
 from omni_grpc.config.command_line import meant
-from omni_grpc.config.yaml_text import read_yaml
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS, Lora
 from omni_grpc.types.os_errors import plain
@@ -32,8 +31,8 @@ from omni_grpc.types.preset import NO_PRESET, Preset, PresetLora
 from omni_grpc.types.request import GuidanceDraft, GuidanceNorm
 
 Check = Callable[[Any], bool]
-Known = Mapping[str, tuple[Check, str]]
-"""Entry -> whether a value is one of it, and what is expected."""
+Rule = tuple[Check, str]
+"""Whether a value is one of an entry, and what is expected."""
 
 FOLDER = "presets"
 """Of a model family: its presets, as *.yaml."""
@@ -92,6 +91,8 @@ def read_presets(text: str) -> tuple[Preset, ...]:
     """The presets in the text of a file. Raises ValueError for what is no YAML, and an error that names the entry for
     one that is unknown, missing or of the wrong type.
     """
+    from omni_grpc.config.yaml_text import read_yaml  # here, since this leaf needs the standard library alone
+
     content = _entries(read_yaml(text), "", {"presets": (_is_list, "a list of presets")}, needed=("presets",))
     made = tuple(_preset(entry, f"presets[{index}]") for index, entry in enumerate(content["presets"]))
     names = [preset.name for preset in made]
@@ -155,7 +156,7 @@ _SHARE = (_is_share, "a number from 0 to 1")
 _TEXT = (_is_text, "text")
 _TEXTS = (lambda value: _is_list(value) and all(map(_is_text, value)), "a list of texts")
 
-PRESET: Known = {
+PRESET: Mapping[str, Rule] = {
     "name": (
         lambda value: isinstance(value, str) and bool(_NAME.fullmatch(value)) and value != NO_PRESET,
         f"at most 64 of a-z, 0-9, '.', '_' and '-', and not {NO_PRESET!r}",
@@ -165,8 +166,8 @@ PRESET: Known = {
     "fits": _MAPPING,
     "sets": _MAPPING,
 }
-FITS: Known = {"pipelines": _TEXTS, "config": _MAPPING}
-SETS: Known = {
+FITS: Mapping[str, Rule] = {"pipelines": _TEXTS, "config": _MAPPING}
+SETS: Mapping[str, Rule] = {
     "steps": _COUNT,
     "sigmas": (_is_sigmas, "a list of numbers that fall, from at most 1 to above 0"),
     "shift": _POSITIVE,
@@ -175,7 +176,7 @@ SETS: Known = {
     "guidance": _MAPPING,
     "loras": (lambda value: _is_list(value) and len(value) <= MAX_LORAS, f"a list of at most {MAX_LORAS} adapters"),
 }
-GUIDANCE: Known = {
+GUIDANCE: Mapping[str, Rule] = {
     "scale": _SCALE,
     "true_cfg_scale": _SCALE,
     "norm": (lambda value: value in list(GuidanceNorm), f"one of {', '.join(GuidanceNorm)}"),
@@ -185,7 +186,7 @@ GUIDANCE: Known = {
     "scale_low_noise": _SCALE,
     "boundary_ratio": _SHARE,
 }
-SCHEDULER_CONFIG: Known = {
+SCHEDULER_CONFIG: Mapping[str, Rule] = {
     "shift": _POSITIVE,
     "flow_shift": _POSITIVE,
     "use_dynamic_shifting": _FLAG,
@@ -201,7 +202,7 @@ SCHEDULER_CONFIG: Known = {
     "stochastic_sampling": _FLAG,
 }
 """Entries of a scheduler's config that a preset may replace, by diffusers' names."""
-LORA: Known = {
+LORA: Mapping[str, Rule] = {
     "id": _TEXT,
     "scale": (lambda value: _is_number(value) and abs(value) <= MAX_LORA_SCALE, f"a number up to {MAX_LORA_SCALE:g}"),
     "target": _TEXT,
@@ -251,7 +252,7 @@ def _lora(entry: Any, where: str) -> PresetLora:
     return PresetLora(lora=lora, file=own.get("file", ""))
 
 
-def _entries(content: Any, where: str, known: Known, needed: Iterable[str] = ()) -> dict[str, Any]:
+def _entries(content: Any, where: str, known: Mapping[str, Rule], needed: Iterable[str] = ()) -> dict[str, Any]:
     """The entries of a mapping. Raises a fault for one that is unknown, missing or of the wrong type."""
     if not _is_mapping(content):
         raise _Fault(f"{where or 'the file'} is {content!r}, expected entries by name: {', '.join(known)}")
@@ -260,7 +261,7 @@ def _entries(content: Any, where: str, known: Known, needed: Iterable[str] = ())
     return dict(content)
 
 
-def _faults(content: Mapping[str, Any], where: str, known: Known, needed: Iterable[str]) -> Iterator[str]:
+def _faults(content: Mapping[str, Any], where: str, known: Mapping[str, Rule], needed: Iterable[str]) -> Iterator[str]:
     path = f"{where}." if where else ""
     for name, value in content.items():
         if name not in known:
