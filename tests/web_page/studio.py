@@ -84,7 +84,8 @@ class Tab:
         # ids sort by creation: the page may still be fetching the list of the jobs before
         start = new_job_id()
         self.button("Generate").click()
-        return until(lambda: [job for job in self.jobs() if job > start])[0]
+        newer: list[str] = until(lambda: [job for job in self.jobs() if job > start])
+        return newer[0]
 
     def jobs(self, phase: str = "") -> list[str]:
         """Ids of the jobs that the page shows, of those in a phase where one is given."""
