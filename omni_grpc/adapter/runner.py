@@ -136,12 +136,13 @@ class SessionRunner(Runner):
             self._cache.begin(pipeline, values)
         loops = loading.loops(pipeline, member.signature, values)
         session = self._last = Session(
-            lambda: _scheduled(member, request, values),
+            lambda: _call(member, request, values),
             self._schedulers,
             loops=loops,
             total=lambda scheduler: loading.planned_steps(pipeline, scheduler, alone=len(loops) == 1),
             clean_up=lambda failed: self._clean_up(member, failed),
             randomness=Randomness(request.seeds),
+            begin=lambda: loading.reconfigure(pipeline, request),
         )
         with self._lock:
             held = self._sessions[request.id] = _Held(session, request, member, dict(dropped))
@@ -237,12 +238,6 @@ class SessionRunner(Runner):
             # a call that returns does this itself, but only the loaded pipeline knows of its offload
             self._pipeline.maybe_free_model_hooks()
         caches.reset(self._denoisers)
-
-
-def _scheduled(member: Member, request: Request, values: Mapping[str, Any]) -> Any:
-    """The call under the schedule of a request. The session gives the scheduler its own state back."""
-    loading.reconfigure(member.pipeline, request)
-    return _call(member, request, values)
 
 
 def _call(member: Member, request: Request, values: Mapping[str, Any]) -> Any:

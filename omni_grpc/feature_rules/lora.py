@@ -8,8 +8,7 @@ from omni_grpc.types.spec import Checkpoint, ModelSpec
 
 
 def _section(config: EngineConfig) -> LoraConfig | None:
-    chosen = config.loras
-    return chosen if chosen is not None and (chosen.lora or chosen.recipe) else None
+    return config.loras if config.loras is not None and config.loras.lora else None
 
 
 def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:

@@ -85,7 +85,6 @@ class Context:
     component, spec: which component of which model it is. device, dtype: of its weights.
     ranks: the ranks that it is spread over, see nn/mesh.py; None: there is one.
     places: where the checkpoint's weights go, by their names in the checkpoint.
-    recipe_loras: adapters beside those of the settings, see types.spec.Checkpoint.
     batch_invariant: whether a request has to give the same bits in any batch.
     effects: what features report, shared by all denoisers of the model.
     exclusive: a context manager in which no other thread of the worker uses the device. It yields False where that
@@ -98,7 +97,6 @@ class Context:
     dtype: torch.dtype
     ranks: Mesh | None = None
     places: WeightTargets = dataclasses.field(default_factory=dict)
-    recipe_loras: Mapping[str, str] = dataclasses.field(default_factory=dict)
     batch_invariant: bool = False
     effects: Effects = dataclasses.field(default_factory=Effects)
     exclusive: Callable[[], AbstractContextManager[bool]] = single_threaded

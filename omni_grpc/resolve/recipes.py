@@ -10,7 +10,7 @@ from omni_grpc.checkpoint.layout import HUB_FILE
 from omni_grpc.checkpoint.presets import known_presets
 from omni_grpc.config import EngineConfig, LoraConfig
 from omni_grpc.config.command_line import meant
-from omni_grpc.feature_rules.base import is_native
+from omni_grpc.feature_rules import lora
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.preset import Preset
 from omni_grpc.types.spec import Checkpoint
@@ -33,9 +33,17 @@ def with_presets(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
     if preset is None:
         raise _refused(_why_not(name, known, checkpoint))
     loras = _files(preset, files.split(",") if equals else [], chosen.lora or {})
-    if loras and not is_native(checkpoint):
-        raise _refused(f"{name} brings LoRA adapters, which need a native model; {checkpoint.spec.name} is not one")
+    wrong = lora.RULES.faults(with_loras(config, loras), checkpoint)
+    if loras and wrong:
+        raise _refused(f"{name} brings LoRA adapters: --lora {'; '.join(wrong.values())}")
     return dataclasses.replace(checkpoint, recipe=name, recipe_loras=loras)
+
+
+def with_loras(config: EngineConfig, loras: Mapping[str, str]) -> EngineConfig:
+    """The configuration with more adapters, id -> file, beside those of `--lora`."""
+    section = config.loras or LoraConfig()
+    merged = dataclasses.replace(section, lora={**(section.lora or {}), **loras} or None)
+    return dataclasses.replace(config, loras=merged)
 
 
 def _why_not(name: str, known: tuple[Preset, ...], checkpoint: Checkpoint) -> str:

@@ -135,7 +135,6 @@ def _edit(feature: FeatureRules, setting: RunnerContext, effects: Effects, lanes
             dtype=setting.dtype,
             ranks=setting.ranks,
             places=places,
-            recipe_loras=setting.checkpoint.recipe_loras,
             batch_invariant=setting.config.model.batch_invariant,
             effects=effects,
             exclusive=lanes.exclusive,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+from pathlib import Path
 
 from torch import nn
 
 from omni_grpc.config import LoraConfig
 from omni_grpc.features import Context, Effects
 from omni_grpc.features.lora.layer import LoraLinear
-from omni_grpc.loading.adapters import AdapterFile, local_file, read_adapter
+from omni_grpc.loading.adapters import AdapterFile, read_adapter
 from omni_grpc.loading.adapters.binding import OTHER, Bound, Change, Layers, Part, bind
 from omni_grpc.loading.adapters.deltas import LowRank
 from omni_grpc.nn.linear import AnyLinear
@@ -22,15 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
-    """Wraps the linear layers that the adapters of the settings `lora` and `recipe` change. A request names the
-    adapters that it wants.
+    """Wraps the linear layers that the adapters of the setting `lora` change. A request names the adapters that it
+    wants.
 
     Raises ConfigError for an adapter that cannot be read, whose shapes do not fit, or that has changes of a kind that
     cannot be made row by row.
     """
     layers = _layers(module, context)
-    for name, path in {**(config.lora or {}), **context.recipe_loras}.items():
-        file = read_adapter(name, local_file(path))
+    for name, path in (config.lora or {}).items():
+        file = read_adapter(name, Path(path))
         bound = bind(
             name,
             file,

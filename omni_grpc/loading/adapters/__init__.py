@@ -3,6 +3,6 @@
 together: what an adapter changes of one denoiser, and why the rest of it changes nothing.
 """
 
-from omni_grpc.loading.adapters.files import AdapterFile, local_file, read_adapter, refused
+from omni_grpc.loading.adapters.files import AdapterFile, read_adapter, refused
 
-__all__ = ["AdapterFile", "local_file", "read_adapter", "refused"]
+__all__ = ["AdapterFile", "read_adapter", "refused"]

@@ -13,9 +13,7 @@ from typing import Any
 
 import safetensors
 
-from omni_grpc.checkpoint.hub import fetch_file
 from omni_grpc.checkpoint.intact import fault
-from omni_grpc.checkpoint.layout import HUB_FILE
 from omni_grpc.loading.adapters.keys import Entry, layout, sorted_entries
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.json_text import read_json
@@ -51,15 +49,6 @@ class AdapterFile:
     def rank(self) -> int:
         """The largest of its layers; 0 where none has factors."""
         return max((entry.rank for entry in self.entries.values()), default=0)
-
-
-def local_file(name: str) -> Path:
-    """The file or folder of an adapter, downloaded where it is named ORG/NAME:FILE and not here under that name.
-    Raises CheckpointError as hub.fetch does.
-    """
-    if not Path(name).exists() and (on_hub := HUB_FILE.fullmatch(name)):
-        return fetch_file(*on_hub.groups())
-    return Path(name)
 
 
 def read_adapter(name: str, path: Path) -> AdapterFile:
