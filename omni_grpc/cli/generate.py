@@ -313,7 +313,10 @@ COMMANDS: tuple[Command, ...] = (
 
 def _offline_options() -> Iterator[Option]:
     """The settings of a worker and of what is fetched, which a running server has already decided."""
-    sections = ("model", "adapter", "cache", "quantization", "loras", "offload", "outbound", "parallel", "ranks")
+    sections = (
+        *("model", "adapter", "cache", "quantization", "loras", "offload", "recipes"),
+        *("outbound", "parallel", "ranks"),
+    )
     elsewhere = ("model", "served_model_name", "rank_port", "rank_secret_file")
     return (o for o in options() if o.section in sections and o.name not in elsewhere)
 

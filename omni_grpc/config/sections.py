@@ -172,20 +172,12 @@ class QuantizationConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
-    """Adapters that requests can name, of native models, and presets: settings that belong to an adapter."""
+    """Adapters that requests can name, of native models."""
 
     lora: dict[str, str] | None = setting(
         None,
         "LoRA adapter that requests can name: a safetensors file, or a folder with one; repeatable, or one JSON object",
         pairs=True,
-    )
-    presets: tuple[str, ...] = setting(
-        (), "YAML files with presets for requests, beside those that come with the models, separated by commas"
-    )
-    recipe: str | None = setting(
-        None,
-        "preset that requests get unless they name another; its adapters are loaded from the hub, or from files in the "
-        "order of the preset: NAME=FILE,FILE",
     )
 
 
@@ -198,6 +190,20 @@ class OffloadConfig:
     )
     layerwise_resident_blocks: int = setting(
         0, "with --enable-layerwise-offload, number of blocks per stack that stay on the device", minimum=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeConfig:
+    """Presets: settings of requests that belong together, and the one that is the default."""
+
+    presets: tuple[str, ...] = setting(
+        (), "YAML files with presets for requests, beside those that come with the models, separated by commas"
+    )
+    recipe: str | None = setting(
+        None,
+        "preset that requests get unless they name another; its adapters are loaded from the hub, or from files in the "
+        "order of the preset: NAME=FILE,FILE",
     )
 
 
@@ -341,6 +347,7 @@ class EngineConfig:
     quantization: QuantizationConfig | None = None
     loras: LoraConfig | None = None
     offload: OffloadConfig | None = None
+    recipes: RecipeConfig | None = None
     profiler: ProfilerConfig | None = None
     scheduler: SchedulerConfig = SchedulerConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -8,11 +8,11 @@ from omni_grpc.types.spec import Checkpoint, ModelSpec
 
 
 def _section(config: EngineConfig) -> LoraConfig | None:
-    return config.loras if config.loras is not None and config.loras.lora else None
+    return config.loras
 
 
 def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
-    if config.loras is None or not config.loras.lora or is_native(checkpoint):
+    if config.loras is None or is_native(checkpoint):
         return {}
     return {"lora": f"{no_effect_through_diffusers(checkpoint)}; LoRA adapters need a native model"}
 

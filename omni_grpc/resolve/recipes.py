@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omni_grpc.checkpoint.layout import HUB_FILE
 from omni_grpc.checkpoint.presets import known_presets
-from omni_grpc.config import EngineConfig, LoraConfig
+from omni_grpc.config import EngineConfig, LoraConfig, RecipeConfig
 from omni_grpc.config.command_line import meant
 from omni_grpc.feature_rules import lora
 from omni_grpc.types.errors import ConfigError, Violation
@@ -22,7 +22,7 @@ def with_presets(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
     Raises ConfigError (BAD_PRESET) for a file of presets that cannot be used, and (BAD_RECIPE) for a recipe that is not
     known, does not fit, or whose adapters are not to be had.
     """
-    chosen = config.loras or LoraConfig()
+    chosen = config.recipes or RecipeConfig()
     known = known_presets(chosen.presets)
     fitting = tuple(preset for preset in known if preset.fits(checkpoint.spec.name, checkpoint.configs))
     checkpoint = dataclasses.replace(checkpoint, presets=fitting)
@@ -32,7 +32,7 @@ def with_presets(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
     preset = next((one for one in fitting if one.name == name), None)
     if preset is None:
         raise _refused(_why_not(name, known, checkpoint))
-    loras = _files(preset, files.split(",") if equals else [], chosen.lora or {})
+    loras = _files(preset, files.split(",") if equals else [], (config.loras or LoraConfig()).lora or {})
     wrong = lora.RULES.faults(with_loras(config, loras), checkpoint)
     if loras and wrong:
         raise _refused(f"{name} brings LoRA adapters: --lora {'; '.join(wrong.values())}")
