@@ -118,6 +118,11 @@ def test_a_file_says_its_preset_and_is_made_again_by_it(
     run("generate", "--like", first, "--out", second, *server)
     assert PIL.Image.open(first).tobytes() == PIL.Image.open(second).tobytes()
     assert parameters_in(second).effective["sigmas"] == visited()
+    capsys.readouterr()
+    assert main([str(word) for word in ("generate", "--like", first, "--steps", 2, "--out", second, *server)]) == 0
+    told = capsys.readouterr().err
+    assert "preset fast sets it to 3" in told
+    assert "sigmas was" not in told
     made = run("generate", "a star", "--sigmas", "1,0.4", "--shift", 2, *size, "--out", second, *server[:-1], "--json")
     assert json.loads(made)["effective"]["sigmas"] == pytest.approx([1.0, 2 * 0.4 / 1.4, 0.0])
 
