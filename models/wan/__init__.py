@@ -18,6 +18,8 @@ from omni_grpc.types.spec import (
     vae_scale_factor,
 )
 
+SCHEDULERS = ("FlowMatchEulerDiscreteScheduler",)
+"""What distilled adapters of the family are made for; the checkpoints have UniPC."""
 TEXT_TOKENS = 512
 """Length of every prompt: shorter ones are padded with zeros, which are attended."""
 
@@ -142,6 +144,7 @@ SPECS = (
         weights={"transformer": CROSS_DIT_WEIGHTS, "transformer_2": CROSS_DIT_WEIGHTS},
         tensor_parallel={"transformer": CROSS_DIT_SPLITS, "transformer_2": CROSS_DIT_SPLITS},
         single_file=SINGLE_FILE,
+        schedulers=SCHEDULERS,
         takes=frozenset({"num_frames"}),
     ),
     ModelSpec(
@@ -156,6 +159,7 @@ SPECS = (
         weights={"transformer": CROSS_DIT_WEIGHTS, "transformer_2": CROSS_DIT_WEIGHTS},
         tensor_parallel={"transformer": CROSS_DIT_SPLITS, "transformer_2": CROSS_DIT_SPLITS},
         single_file=SINGLE_FILE,
+        schedulers=SCHEDULERS,
         takes=frozenset({"num_frames", "first_frame", "last_frame"}),
     ),
 )

@@ -61,8 +61,8 @@ class WanPipeline(LatentDiffusionPipeline):
         return dataclasses.replace(super().grid(width, height), frames=frames, patch=patch)
 
     def levels(self, request: Request, grid: Grid) -> Levels:
-        """Those of the scheduler."""
-        return Levels(steps=request.steps)
+        """Those of the scheduler, which spaces them itself."""
+        return dataclasses.replace(super().levels(request, grid), sigmas=None)
 
     def condition(
         self, states: Sequence[State], embeds: Mapping[str, PromptEmbeds], inputs: Mapping[str, Tensor]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import numbers
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from diffusers import DiffusionPipeline
 
 from omni_grpc.adapter.abilities import Ability
 from omni_grpc.adapter.guiders import own_scale, prompt_scale
+from omni_grpc.adapter.loading import shift_name
 from omni_grpc.adapter.parameters import Signature, strength
 from omni_grpc.adapter.quirks import AS_LONG_AS_SOURCE, SEVERAL_IMAGES, SEVERAL_VIDEOS
 from omni_grpc.types.diffusers_spec import SESSION
@@ -35,7 +37,9 @@ def describe(
     call_kwargs: Mapping[str, Any],
 ) -> Checkpoint:
     """The checkpoint with what only the loaded pipeline knows. `call_kwargs` are defaults like the signature's own."""
-    spec = dataclasses.replace(checkpoint.spec, tasks=ability.tasks, guidance=ability.guidance, takes=ability.takes)
+    takes = ability.takes | ({"sigmas"} if _takes_sigmas(pipeline, signature) else set())
+    takes |= {"shift"} if shift_name(pipeline) else set()
+    spec = dataclasses.replace(checkpoint.spec, tasks=ability.tasks, guidance=ability.guidance, takes=takes)
     session = {
         "limits": _limits(pipeline, signature, ability.modality),
         "defaults": _defaults(pipeline, signature, ability.modality, call_kwargs),
@@ -68,6 +72,17 @@ def frames_used(pipeline: DiffusionPipeline, source: VideoInput, made: int) -> i
     # these drop what makes no whole latent frame
     stride = _frame_stride(pipeline) if type(pipeline).__name__ in SEVERAL_VIDEOS else 1
     return (used - 1) // stride * stride + 1
+
+
+def _takes_sigmas(pipeline: DiffusionPipeline, signature: Signature) -> bool:
+    """Whether a call can give the noise levels of flow matching: pipelines hand them to their scheduler, unless that
+    makes its own under `use_flow_sigmas`.
+    """
+    scheduler = getattr(pipeline, "scheduler", None)
+    if "sigmas" not in signature.parameters or scheduler is None or "FlowMatch" not in type(scheduler).__name__:
+        return False
+    takes = inspect.signature(scheduler.set_timesteps).parameters
+    return "sigmas" in takes and not scheduler.config.get("use_flow_sigmas")
 
 
 def _limits(pipeline: DiffusionPipeline, signature: Signature, modality: Modality) -> dict[str, Any]:

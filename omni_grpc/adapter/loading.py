@@ -22,6 +22,8 @@ from omni_grpc.config import AdapterConfig
 from omni_grpc.loading.components import configure_vae, without_progress_bars
 from omni_grpc.types.errors import CheckpointError, ConfigError, OmniError, Violation
 from omni_grpc.types.os_errors import plain
+from omni_grpc.types.plan import VisitedLevels
+from omni_grpc.types.request import Request
 from omni_grpc.worker.base import RunnerContext
 
 FROM_PRETRAINED = frozenset(
@@ -214,6 +216,39 @@ def _shift(pipeline: DiffusionPipeline, shift: float) -> None:
     if name is None:
         raise _error("flow_shift", f"{type(scheduler).__name__} has no shift")
     pipeline.scheduler = type(scheduler).from_config(scheduler.config, **{name: shift})
+
+
+def shift_name(pipeline: DiffusionPipeline) -> str:
+    """What the only scheduler of a pipeline calls the time shift of its flow matching; "" where it has none."""
+    scheduler = getattr(pipeline, "scheduler", None)
+    if scheduler is None or len(schedulers(pipeline)) != 1:
+        return ""
+    if type(scheduler).__name__ == "FlowMatchEulerDiscreteScheduler":
+        return "shift"
+    flow = type(scheduler).__name__ == "UniPCMultistepScheduler" and scheduler.config.get("use_flow_sigmas")
+    return "flow_shift" if flow else ""
+
+
+def reconfigure(pipeline: DiffusionPipeline, request: Request) -> None:
+    """Puts what a request says of the schedule into the pipeline's scheduler, which keeps what hangs on it."""
+    changed = dict(request.scheduler_config)
+    if request.shift is not None:
+        changed |= {shift_name(pipeline): request.shift, "use_dynamic_shifting": False, "shift_terminal": None}
+    if changed:
+        scheduler: Any = pipeline.scheduler
+        vars(scheduler).update(vars(type(scheduler).from_config({**scheduler.config, **changed})))
+
+
+def visited_levels(pipeline: DiffusionPipeline, request: Request) -> VisitedLevels:
+    """The levels of a call that stands before its first step. None where strength skips some, or where its scheduler
+    does not do flow matching.
+    """
+    name = shift_name(pipeline)
+    if not name or request.strength is not None:
+        return VisitedLevels()
+    scheduler: Any = pipeline.scheduler
+    shift = None if scheduler.config.get("use_dynamic_shifting") else float(scheduler.config[name])
+    return VisitedLevels(sigmas=tuple(scheduler.sigmas.tolist()), shift=shift)
 
 
 def _place(pipeline: DiffusionPipeline, setting: RunnerContext, *, moved: bool) -> None:

@@ -133,6 +133,8 @@ def arguments(
         message = "; ".join(f"{fault.field}: {fault.description}" for fault in faults)
         raise InvalidArgument(message, violations=tuple(faults))
     fields = {name: value for field, value in asked.items() if (name := signature.name(field))}
+    if request.sigmas:
+        fields["sigmas"] = list(request.sigmas)
     extra = {name: signature.number(name, value) for name, value in request.extra.items()}
     settings = dict(call_kwargs)
     if "true_cfg_scale" in signature and not has_negative(request):
@@ -194,6 +196,8 @@ def _faults(request: Request, signature: Signature, asked: Mapping[str, Any]) ->
     faults += [
         Violation(f"extra.{key}", f"has a field of its own: {covered[key]}") for key in request.extra if key in covered
     ]
+    if request.sigmas and "sigmas" in request.extra:
+        faults.append(Violation("extra.sigmas, sampling.sigmas", "are both set; set sampling.sigmas alone"))
     faults += [
         Violation(f"extra.{key}", "is a tensor, which only a caller in Python can give")
         for key, value in request.extra.items()

@@ -25,7 +25,7 @@ from omni_grpc.config.backends import AUTO
 from omni_grpc.types.errors import InternalError, InvalidArgument, OperationCancelled
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.media import PreviewImage
-from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, RequestStep, Stepped
+from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, RequestStep, Stepped, VisitedLevels
 from omni_grpc.types.request import Request
 from omni_grpc.types.step_cache import FixedCache
 from omni_grpc.worker import delivery, media
@@ -36,7 +36,7 @@ from omni_grpc.worker.failure import failure
 @dataclasses.dataclass(slots=True)
 class _Held:
     """A request that is in the worker: how many steps were reported, by field of the prompt the tokens that did not
-    fit, and how many of its previews were due and could be made.
+    fit, how many of its previews were due and could be made, and the noise levels of the call.
     """
 
     session: Session
@@ -46,6 +46,7 @@ class _Held:
     steps: int = 0
     due: int = 0
     made: int = 0
+    levels: VisitedLevels = dataclasses.field(default_factory=VisitedLevels)
 
 
 class SessionRunner(Runner):
@@ -148,16 +149,25 @@ class SessionRunner(Runner):
             total=lambda scheduler: loading.planned_steps(pipeline, scheduler, alone=len(loops) == 1),
             clean_up=lambda failed: self._clean_up(member, failed),
             randomness=Randomness(request.seeds),
+            begin=lambda: loading.reconfigure(pipeline, request),
         )
         with self._lock:
-            self._sessions[request.id] = _Held(session, request, member, dict(dropped))
+            held = self._sessions[request.id] = _Held(session, request, member, dict(dropped))
         try:
             session.start()
         except (ValueError, TypeError) as error:
             if not session.began and _refused(pipeline, error):
                 raise InvalidArgument(f"{member.name}: {error}", reason="REFUSED_BY_PIPELINE") from error
             raise
-        return Prepared(id=request.id, elapsed=time.monotonic() - began, prompt_tokens=tokens, dropped_tokens=dropped)
+        if session.began:
+            held.levels = loading.visited_levels(pipeline, request)
+        return Prepared(
+            id=request.id,
+            elapsed=time.monotonic() - began,
+            prompt_tokens=tokens,
+            dropped_tokens=dropped,
+            levels=held.levels,
+        )
 
     def step(self, ids: Sequence[str]) -> Stepped:
         """One step of the session. Requests that were dropped in the meantime are skipped."""
@@ -199,7 +209,7 @@ class SessionRunner(Runner):
             self._check_wanted(request_id)
             files.append(delivery.encode(output, request, fps=rate, sample_rate=rate_hz))
         self._check_wanted(request_id)
-        course = delivery.Course(steps=session.steps, evals=held.steps, dropped_tokens=held.dropped)
+        course = delivery.Course(steps=session.steps, evals=held.steps, dropped_tokens=held.dropped, levels=held.levels)
         delivered = self._delivery.put(request, files, course)
         ended = time.monotonic()
         return Decoded(

@@ -61,7 +61,8 @@ class Session:
     `loops` are the schedulers that a loop of the call steps, each with the number of steps that is planned for it;
     `total` tells the true one once the loop has begun. All `schedulers` work on a copy of their state and have their
     own back at the end, so nothing a request did to one reaches the next. `clean_up` is called in the thread at the
-    end, with whether the call failed. What is drawn without a generator comes from `randomness`.
+    end, with whether the call failed; `begin` before the call, and may change schedulers. What is drawn without a
+    generator comes from `randomness`.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class Session:
         total: Callable[[Any], int],
         clean_up: Callable[[bool], None],
         randomness: Randomness | None = None,
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
         self._call = call
+        self._begin = begin
         self._schedulers = schedulers
         self._gated = [scheduler for scheduler, _ in loops]
         self._ahead = {id(scheduler): steps for scheduler, steps in loops}
@@ -179,6 +182,7 @@ class Session:
             for scheduler in self._schedulers:
                 gated = any(scheduler is one for one in self._gated)
                 scheduler.step = _Gate(scheduler, scheduler.step, self._enter if gated else draw, draw)
+            self._begin()
             with self._randomness.of_process():
                 output, error = self._call(), None
         except BaseException as raised:  # noqa: BLE001 - it is raised again, in the thread that waits for it

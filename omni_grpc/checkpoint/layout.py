@@ -32,6 +32,9 @@ PICKLES = frozenset({".bin", ".ckpt", ".pt", ".pth", ".pkl"})
 
 WEIGHTS_MISSING = "WEIGHTS_MISSING"
 
+HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*):(.+)", re.ASCII)
+"""A file of a repository on the hub, ORG/NAME:FILE."""
+
 _SHARD_INDEX = re.compile(r"\.index(\.\w+)?\.json$")
 _FOLDER = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 _WITHOUT_WEIGHTS = re.compile(

@@ -57,6 +57,11 @@ def _modules() -> Iterator[Any]:
         yield entry_point.load()
 
 
+def family_folders() -> tuple[Path, ...]:
+    """The folders of the model families, ours and those of other packages."""
+    return tuple(Path(module.__file__).parent for module in _modules() if module.__file__)
+
+
 @functools.cache
 def specs() -> Mapping[str, ModelSpec]:
     """Every known spec by pipeline class name. A name that two packages claim is an error, not a race."""

@@ -313,7 +313,10 @@ COMMANDS: tuple[Command, ...] = (
 
 def _offline_options() -> Iterator[Option]:
     """The settings of a worker and of what is fetched, which a running server has already decided."""
-    sections = ("model", "adapter", "cache", "quantization", "loras", "offload", "outbound", "parallel", "ranks")
+    sections = (
+        *("model", "adapter", "cache", "quantization", "loras", "offload", "recipes"),
+        *("outbound", "parallel", "ranks"),
+    )
     elsewhere = ("model", "served_model_name", "rank_port", "rank_secret_file")
     return (o for o in options() if o.section in sections and o.name not in elsewhere)
 
@@ -349,6 +352,12 @@ def _seeds(text: str) -> tuple[int, ...]:
     raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers such as 1,2,3")
 
 
+def _numbers(text: str) -> tuple[float, ...]:
+    with contextlib.suppress(ValueError):
+        return tuple(float(part) for part in text.split(","))
+    raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 1,0.75,0.5")
+
+
 def _format(kind: type[T]) -> Callable[[str], T]:
     return lambda text: _member(kind, "JPEG" if text.upper() == "JPG" else text)
 
@@ -371,6 +380,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "SEED": {"type": int, "metavar": "N"},
     "SEEDS": {"type": _seeds, "metavar": "N,N,..."},
     "NUMBER": {"type": float, "metavar": "X"},
+    "NUMBERS": {"type": _numbers, "metavar": "X,X,..."},
     "FRACTION": {"type": float, "metavar": "X"},
     "SECONDS": {"type": float, "metavar": "S"},
     "LORAS": {"type": _adapter, "metavar": "NAME[=SCALE]", "action": "append"},

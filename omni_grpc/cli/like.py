@@ -23,6 +23,8 @@ COMMAND_OF: Mapping[str, str] = {IMAGE: "generate", EDIT: "edit", VIDEO: "video"
 _MEDIA = ("MEDIA", "MEDIA_LIST")
 _LENGTH = frozenset({"num_frames", "duration", "fps", "output_fps"})
 """Settings of a clip that follow from each other."""
+_SCHEDULE = frozenset({"steps", "scheduler", "shift", "sigmas", "preset", "width", "height"})
+"""Options that the noise levels follow from."""
 _SEEDS = ("seed", "seeds", "num_outputs")
 
 
@@ -89,6 +91,10 @@ def differences(found: Parameters, effective: Effective, given: Collection[str])
         said |= _LENGTH
     if any(name.startswith(("guidance", "true_cfg", "boundary", "negative")) for name in given):
         said |= {"guidance", "evals"}
+    if not _SCHEDULE.isdisjoint(given):
+        said |= {"sigmas", "shift", "evals"}
+    if "preset" in given:
+        said |= {"steps", "scheduler", "guidance", "loras"}
     for name, value in found.effective.items():
         if name not in said and name in now and now[name] != value:
             yield f"{name} was {json.dumps(value)} and is {json.dumps(now[name])} now"

@@ -74,6 +74,6 @@ def _value(request: Message, option: RequestOption) -> Any:
         case "CHOICE":
             names = field.enum_type.values_by_number
             return names[value].name.removeprefix(names[0].name.removesuffix("UNSPECIFIED"))
-        case "SEEDS":
+        case "SEEDS" | "NUMBERS":
             return list(value)
     return value

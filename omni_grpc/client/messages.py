@@ -196,6 +196,7 @@ def _put_seconds(message: Any, name: str, value: float) -> None:
 
 _PUT: Mapping[str, Callable[[Any, str, Any], None]] = {
     "SEEDS": _extend,
+    "NUMBERS": _extend,
     "LABELS": _update,
     "EXTRA": _update,
     "MEDIA": _put_media,

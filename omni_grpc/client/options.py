@@ -47,8 +47,15 @@ class Sampling(TypedDict, total=False):
     """Number of outputs."""
     scheduler: str | None
     """One of the model's schedulers, by class name. Not given: the checkpoint's own."""
+    shift: float | None
+    """Constant time shift of the schedule, in place of the checkpoint's rule. Not given: that rule."""
+    sigmas: Sequence[float] | None
+    """Noise levels before the shift, one for each step, falling from at most 1."""
+    preset: str | None
+    """A preset of the model, which sets what this request does not: steps, schedule, guidance, adapters. none: no
+    preset. Not given: the model's default one, if it has one."""
     loras: Mapping[str, float] | None
-    """LoRA adapters that are loaded, by name, each with its scale."""
+    """LoRA adapters, by NAME or NAME@COMPONENT, with scales."""
     extra: Mapping[str, Any] | None
     """Parameters of this one model, by name."""
     embed_parameters: bool | None

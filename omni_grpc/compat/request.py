@@ -49,7 +49,7 @@ class OmniDiffusionSamplingParams:
     extra_args: dict[str, Any] = dataclasses.field(default_factory=dict)
     resolution: int = only(640, "not yet; give height and width")
     eta: float = only(0.0, "not yet: no scheduler here adds noise")
-    sigmas: Any = only(None, "not yet; give num_inference_steps")
+    sigmas: Sequence[float] | None = None
     timesteps: Any = only(None, "not yet; give num_inference_steps")
     latents: Any = only(None, EMBEDS)
     generator: Any = only(None, EMBEDS)
@@ -81,12 +81,13 @@ class OmniDiffusionSamplingParams:
         if true_scale is None and GuidanceKind.EMBEDDED not in kinds and GuidanceKind.TRUE_CFG in kinds:
             scale, true_scale = None, scale
         return {
-            "steps": self.num_inference_steps,
+            "steps": self.num_inference_steps if self.sigmas is None else None,
             "guidance_scale": scale,
             "true_cfg_scale": true_scale,
             "guidance_scale_low_noise": self.guidance_scale_2,
             "guidance_rescale": self.guidance_rescale or None,
             "boundary_ratio": self.boundary_ratio,
+            "sigmas": self.sigmas,
             "seed": self.seed,
             "num_outputs": self.num_outputs_per_prompt,
             "extra": self.extra_args or None,

@@ -13,6 +13,7 @@ OF_MODEL = (
     "quantization",
     "loras",
     "offload",
+    "recipes",
     "profiler",
     "scheduler",
     "worker",

@@ -213,6 +213,20 @@ class OffloadConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeConfig:
+    """Presets: settings of requests that belong together, and the one that is the default."""
+
+    presets: tuple[str, ...] = setting(
+        (), "YAML files with presets for requests, beside those that come with the models, separated by commas"
+    )
+    recipe: str | None = setting(
+        None,
+        "preset that requests get unless they name another; its adapters are loaded from the hub, or from files in the "
+        "order of the preset: NAME=FILE,FILE",
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerConfig:
     """Time per request, component by component."""
 
@@ -352,6 +366,7 @@ class EngineConfig:
     quantization: QuantizationConfig | None = None
     loras: LoraConfig | None = None
     offload: OffloadConfig | None = None
+    recipes: RecipeConfig | None = None
     profiler: ProfilerConfig | None = None
     scheduler: SchedulerConfig = SchedulerConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from omni_grpc.config.command_line import meant
 from omni_grpc.config.flags import SettingsParser
 from omni_grpc.config.options import ENVIRONMENT_PREFIX, unknown
 from omni_grpc.config.sections import EngineConfig, options
+from omni_grpc.config.yaml_text import StrictLoader
 from omni_grpc.types.errors import ConfigError, OmniError, Violation
 from omni_grpc.types.version import __version__
 
@@ -238,24 +239,11 @@ def _answer_aliases(flags: dict[str, Any]) -> None:
 # --- YAML -------------------------------------------------------------------------------------------------------------
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, where YAML libraries silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key!r} is given twice", problem_mark=key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
 def _in_file(path: Path) -> tuple[dict[str, tuple[Any, str]], list[dict[str, Any]]]:
     """The settings of a YAML file with their values, and the file and line of each; and those of each of its models."""
     try:
         text = path.read_text(encoding="utf-8")
-        content, lines = yaml.load(text, _Loader), _lines(yaml.compose(text, _Loader))
+        content, lines = yaml.load(text, StrictLoader), _lines(yaml.compose(text, StrictLoader))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

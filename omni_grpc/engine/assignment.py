@@ -21,7 +21,7 @@ from omni_grpc.types.plan import Fetched, Report
 from omni_grpc.types.spec import Checkpoint
 
 KEPT = (
-    *("model", "adapter", "cache", "quantization", "loras", "offload", "profiler"),
+    *("model", "adapter", "cache", "quantization", "loras", "offload", "recipes", "profiler"),
     *("scheduler", "limits", "worker", "parallel", "ranks", "outbound", "logs"),
 )
 """Sections that a worker reads. The others, with addresses of databases and names of secrets, stay with the server."""

@@ -19,7 +19,7 @@ from omni_grpc.types.events import (
     StepProgress,
 )
 from omni_grpc.types.findings import WorkerFindings
-from omni_grpc.types.plan import Decoded, DecodedPart, Media, Prepared, RequestStep
+from omni_grpc.types.plan import Decoded, DecodedPart, Media, Prepared, RequestStep, VisitedLevels
 from omni_grpc.types.results import Artifact, RequestWarning, Stats
 from omni_grpc.types.step_cache import CacheCount, tally
 
@@ -52,6 +52,7 @@ class JobRun:
         self._peak_memory = 0
         self._stage_durations: Mapping[str, float] = {}
         self._dropped_tokens: dict[str, int] = {}
+        self._levels = VisitedLevels()
         self._artifacts: list[Artifact] = []
         self._late_warnings: tuple[RequestWarning, ...] = ()
 
@@ -80,6 +81,7 @@ class JobRun:
         self._encode = report.elapsed
         self._denoise_started = self._clock()
         self._dropped_tokens = dict(report.dropped_tokens)
+        self._levels = report.levels
         return EncodeDone(elapsed=report.elapsed, prompt_tokens=report.prompt_tokens)
 
     def stepped(self, progress: RequestStep, elapsed: float) -> StepProgress:
@@ -173,6 +175,7 @@ class JobRun:
             found=found,
             defaults_used=self.job.record.spec.defaults_used,
             dropped_tokens=self._dropped_tokens,
+            levels=self._levels,
         )
         return Completed(
             artifacts=tuple(self._artifacts), effective=done, warnings=self._warnings(), stats=self.stats()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from omni_grpc.checkpoint.layout import HUB_FILE
 from omni_grpc.config import EngineConfig, QuantizationConfig
 from omni_grpc.feature_rules.base import Faults, FeatureRules, Variants, is_native, no_effect_through_diffusers
 from omni_grpc.types.spec import Checkpoint, ModelSpec
 
 SCHEME = "gguf"
 """What --quantization calls it."""
-
-HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*):(.+)", re.ASCII)
-"""A file of a repository on the hub, ORG/NAME:FILE."""
 
 
 def gguf_files(config: QuantizationConfig, checkpoint: Checkpoint) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from omni_grpc.resolve.settings import apply_settings
 from omni_grpc.types.errors import InvalidArgument, NotFound, PermissionDenied, Violation
 from omni_grpc.types.spec import Checkpoint
 
-FILES = ("lora", "gguf_model")
+FILES = ("lora", "presets", "recipe", "gguf_model")
 """Settings of a model that name files: those of callers have to be under the roots."""
 AT_START = ("diffusers_load_kwargs", "served_model_name", "load_later")
 """Settings of a model that callers may not give: the first can name code."""
@@ -59,6 +59,13 @@ class Opening:
         for name in FILES:
             for file in _files(known[name].parse(asked[name])) if asked.get(name) is not None else ():
                 self._within(file, f"engine_options.{name}")
+        if asked.get("recipe") and "=" not in str(asked["recipe"]) and not self._from_hub:
+            why = "names no files (NAME=FILE), and this server loads none from the hub (--load-from-hub)"
+            raise PermissionDenied(
+                f"engine_options.recipe {why}",
+                reason="HUB_NOT_ALLOWED",
+                violations=(Violation("engine_options.recipe", why),),
+            )
         return dict(asked)
 
     def _place(self, name: str) -> str:
@@ -111,7 +118,11 @@ def opened(config: EngineConfig) -> Checkpoint:
 
 
 def _files(value: Any) -> list[str]:
-    """The files of a setting: of pairs their values; a GGUF file may have its component in front."""
+    """The files of a setting: of pairs their values; those of a recipe follow its name, and a GGUF file may have its
+    component in front.
+    """
+    if isinstance(value, str):
+        return [file for file in value.partition("=")[2].split(",") if file]
     if isinstance(value, Mapping):
         return [str(file) for file in value.values()]
     return [str(file).partition("=")[2] or str(file) for file in value]

@@ -34,9 +34,10 @@ MIN_INTERVAL = 0.1
 LOAD_INTERVAL = 0.2
 """Shortest time in seconds between two messages about loading. The last message is not delayed."""
 PATHS = (
-    "model", "lora", "gguf_model", "token_file", "jwt_jwks", "tls_cert", "tls_key", "tls_client_ca", "outbound_ca",
-    "audit_log", "model_roots", "lora_roots", "tenant_limits", "state_dir", "state_url", "artifact_url",
-    "webhook_secrets", "http_key_file", "rank_secret_file", "handover", "otlp_endpoint", "otlp_headers_file",
+    "model", "lora", "presets", "recipe", "gguf_model", "token_file", "jwt_jwks", "tls_cert", "tls_key",
+    "tls_client_ca", "outbound_ca", "audit_log", "model_roots", "lora_roots", "tenant_limits", "state_dir", "state_url",
+    "artifact_url", "webhook_secrets", "http_key_file", "rank_secret_file", "handover", "otlp_endpoint",
+    "otlp_headers_file",
 )  # fmt: skip
 """Settings that name paths on the server's machine, or hold a password."""
 

@@ -83,6 +83,8 @@ class Quotas:
     def check_work(self, tenant: str, request: Request) -> None:
         """The refusals that need the complete request, and again those of `check` that may have changed meanwhile."""
         limits = self.of(tenant)
+        # a preset may have brought adapters that the request did not name
+        _allow("sampling.loras", tuple(lora.lora_id for lora in request.loras), limits.loras, reason="LORA_NOT_ALLOWED")
         _check_size(request, limits)
         self._check_held(tenant, limits)
         self._check_rate(tenant, "jobs_per_minute", limits.jobs_per_minute, 1.0)

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from omni_grpc.checkpoint.hub import fetch_file
 from omni_grpc.checkpoint.intact import fault
+from omni_grpc.checkpoint.layout import HUB_FILE
 from omni_grpc.config import QuantizationConfig
-from omni_grpc.feature_rules.gguf import HUB_FILE, gguf_files
+from omni_grpc.feature_rules.gguf import gguf_files
 from omni_grpc.loading.checkpoint import WeightTarget, WeightTargets, assign, expected_shapes, match, prefetched, target
 from omni_grpc.loading.sources import Source
 from omni_grpc.nn.linear import AnyLinear

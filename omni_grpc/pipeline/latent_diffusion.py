@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.pipeline.batch import LATENTS, single_row
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
-from omni_grpc.pipeline.schedule import Levels, Schedule, SchedulerClass, dynamic_shift
+from omni_grpc.pipeline.schedule import Levels, Schedule, SchedulerClass, dynamic_shift, shifted
 from omni_grpc.pipeline.state import COND, State, Tables, prompts
 from omni_grpc.pipeline.tables import SharedTables
 from omni_grpc.pipeline.text_encoders import PROMPT, PromptEmbeds
@@ -130,15 +131,22 @@ class LatentDiffusionPipeline(Pipeline):
         return grid.pack(drawn.to(self.device))
 
     def schedule(self, request: Request, grid: Grid) -> Schedule:
-        """The scheduler of one output: the checkpoint's, or the one that the request names."""
+        """The checkpoint's scheduler or the one that the request names, with its levels and its shift."""
         levels = self.levels(request, grid)
-        config = self.configs["scheduler"]
+        if request.sigmas:
+            levels = dataclasses.replace(levels, sigmas=request.sigmas)
+        config = self.scheduler_config(request)
         return Schedule(config, levels, device=self.device, name=request.scheduler, own=self.schedulers)
+
+    def scheduler_config(self, request: Request) -> Mapping[str, Any]:
+        """The config of the checkpoint's scheduler, with what the request replaces of it."""
+        config = {**self.configs["scheduler"], **request.scheduler_config}
+        return config if request.shift is None else shifted(config, request.shift)
 
     def levels(self, request: Request, grid: Grid) -> Levels:
         """The noise levels: as most flow-matching models have them, evenly from 1, shifted by the number of tokens."""
         sigmas = np.linspace(1.0, 1 / request.steps, request.steps).tolist()
-        return Levels(steps=request.steps, sigmas=sigmas, mu=dynamic_shift(self.configs["scheduler"], grid.tokens))
+        return Levels(steps=request.steps, sigmas=sigmas, mu=dynamic_shift(self.scheduler_config(request), grid.tokens))
 
     # --- conditioning -------------------------------------------------------------------------------------------------
 

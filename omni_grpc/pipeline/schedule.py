@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import diffusers
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +33,11 @@ def _euler(config: Mapping[str, Any], levels: Levels, device: Device) -> Any:
     # the stretch to shift_terminal divides by the distance of the last sigma from 1, which is 0 where the only sigma
     # is 1
     guard = {"shift_terminal": None} if levels.steps == 1 else {}
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_config(dict(config), **guard)
+    config = dict(config)
+    # what UniPC calls a shift
+    flow_shift = config.pop("flow_shift", None)
+    config.setdefault("shift", 1.0 if flow_shift is None else flow_shift)
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_config(config, **guard)
     if levels.sigmas is None:
         scheduler.set_timesteps(levels.steps, mu=levels.mu, device=device)
     else:
@@ -52,27 +58,64 @@ def _heun(config: Mapping[str, Any], levels: Levels, device: Device) -> Any:
 
 
 def _unipc(config: Mapping[str, Any], levels: Levels, device: Device) -> Any:
-    scheduler = diffusers.UniPCMultistepScheduler.from_config(dict(config))
-    scheduler.set_timesteps(levels.steps, device=device)
+    config = dict(config)
+    shift = config.pop("shift", None)
+    if shift is not None:
+        config.setdefault("flow_shift", shift)
+    scheduler = diffusers.UniPCMultistepScheduler.from_config(config)
+    if levels.sigmas is None:
+        scheduler.set_timesteps(levels.steps, device=device, mu=levels.mu)
+    else:
+        scheduler.set_timesteps(levels.steps, device=device, sigmas=np.array(levels.sigmas), mu=levels.mu)
     return scheduler
+
+
+def shifted(config: Mapping[str, Any], shift: float) -> dict[str, Any]:
+    """The config of a scheduler with a constant time shift in place of its whole rule, by either name of a shift."""
+    return {**config, "shift": shift, "flow_shift": shift, "use_dynamic_shifting": False, "shift_terminal": None}
+
+
+def _euler_shift(config: Mapping[str, Any], levels: Levels) -> float | None:
+    shift = config.get("shift", config.get("flow_shift", 1.0))
+    return _shift_by_size(config, levels) if config.get("use_dynamic_shifting") else float(shift)
+
+
+def _unipc_shift(config: Mapping[str, Any], levels: Levels) -> float | None:
+    """None unless its levels are those of flow matching."""
+    if not config.get("use_flow_sigmas"):
+        return None
+    shift = config.get("flow_shift", config.get("shift", 1.0))
+    return _shift_by_size(config, levels) if config.get("use_dynamic_shifting") else float(shift)
+
+
+def _shift_by_size(config: Mapping[str, Any], levels: Levels) -> float | None:
+    if levels.mu is None:
+        return None
+    return levels.mu if config.get("time_shift_type") == "linear" else math.exp(levels.mu)
+
+
+def _no_shift(config: Mapping[str, Any], levels: Levels) -> float | None:
+    return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SchedulerClass:
     """How a scheduler of one class is made, and how many predictions each of its steps takes but the last, which always
-    takes one. `euler`: unless it adds noise, a step adds the prediction times the distance of two levels.
+    takes one. `euler`: unless it adds noise, a step adds the prediction times the distance of two levels. `shift` tells
+    the time shift of the levels; None where there is none.
     """
 
     make: Callable[[Mapping[str, Any], Levels, Device], Any]
     order: int = 1
     draws_noise: bool = False
     euler: bool = False
+    shift: Callable[[Mapping[str, Any], Levels], float | None] = _no_shift
 
 
 KINDS: Mapping[str, SchedulerClass] = {
-    "FlowMatchEulerDiscreteScheduler": SchedulerClass(_euler, draws_noise=True, euler=True),
-    "FlowMatchHeunDiscreteScheduler": SchedulerClass(_heun, order=2, draws_noise=True),
-    "UniPCMultistepScheduler": SchedulerClass(_unipc),
+    "FlowMatchEulerDiscreteScheduler": SchedulerClass(_euler, draws_noise=True, euler=True, shift=_euler_shift),
+    "FlowMatchHeunDiscreteScheduler": SchedulerClass(_heun, order=2, draws_noise=True, shift=_euler_shift),
+    "UniPCMultistepScheduler": SchedulerClass(_unipc, shift=_unipc_shift),
 }
 """The schedulers that any model may have. A family with one of its own passes it to Schedule."""
 
@@ -82,7 +125,8 @@ class Schedule:
 
     A step takes one prediction or, under samplers of higher order, several: evaluations are counted through all steps.
     `sigmas` has an entry per step and the final one; `timesteps` has an entry per evaluation, in the scheduler's own
-    units. Both are floats, to be reported and tabulated; the update itself reads the scheduler's tensors on `device`.
+    units; `shift` is the time shift, None where there is none. All are floats, to be reported and tabulated; the update
+    itself reads the scheduler's tensors on `device`.
 
     `name` is the scheduler to take in place of the one that the config names; `own` are the scheduler classes of the
     model's family, besides those of any. Raises CheckpointError for a scheduler class that is not served.
@@ -106,6 +150,7 @@ class Schedule:
         kind = known[self.name]
         self._scheduler = kind.make(config, levels, device)
         self._scheduler.set_begin_index(0)
+        self.shift = kind.shift(config, levels)
         self._draws_noise = kind.draws_noise
         self._order = kind.order
         self.timesteps: tuple[float, ...] = tuple(self._scheduler.timesteps.tolist())

@@ -17,10 +17,12 @@ from omni_grpc.config import LimitsConfig
 from omni_grpc.resolve.advice import ADVICE, CFG_FIELDS
 from omni_grpc.resolve.draft import requested
 from omni_grpc.resolve.frames import count_frames, frames_within, nearest_frames
+from omni_grpc.resolve.presets import complete
 from omni_grpc.resolve.rules import MEDIA_RULES, OUTPUT_FORMATS, REQUIRED, RULES, Rule, ServingFacts, takes
 from omni_grpc.types.errors import FailedPrecondition, InvalidArgument, NotFound, Violation
 from omni_grpc.types.lora import Lora, newest
 from omni_grpc.types.media import ImageInput, Inputs, Modality, OutputFormat
+from omni_grpc.types.preset import NO_PRESET
 from omni_grpc.types.request import MAX_SEED, Draft, Guidance, GuidanceDraft, Request, Task, has_negative
 from omni_grpc.types.requested import Embedding
 from omni_grpc.types.results import RequestWarning
@@ -51,13 +53,17 @@ def resolve_request(draft: Draft, facts: ServingFacts, *, id: str) -> Resolved:
     """
     check_task(draft.model, draft.task, facts.checkpoint)
     facts = dataclasses.replace(facts, checkpoint=facts.checkpoint.of(draft.task))
-    _check_rules(draft, facts, RULES)
+    preset = complete(draft, facts.checkpoint, facts.found.loras)
+    _check_rules(preset.draft, facts, RULES)
     asked = requested(draft, facts.checkpoint.name) if draft.embed_parameters else None
-    draft, rounded = count_frames(draft, facts.checkpoint)
-    request, defaults_used = _complete(draft, facts, id)
+    full, rounded = count_frames(preset.draft, facts.checkpoint)
+    request, defaults_used = _complete(full, facts, id)
+    defaults_used |= preset.set_by_preset
     if asked is not None:
         request = dataclasses.replace(request, embedding=Embedding(asked=asked, defaults_used=defaults_used))
-    warnings = rounded + tuple(warning for advice in ADVICE if (warning := advice(draft, request, facts)))
+    # what a preset sets was not asked for
+    advised = tuple(warning for advice in ADVICE if (warning := advice(draft, request, facts)))
+    warnings = rounded + preset.warnings + advised
     return Resolved(request=request, warnings=warnings, defaults_used=defaults_used)
 
 
@@ -65,6 +71,7 @@ def check_draft(draft: Draft, facts: ServingFacts) -> None:
     """What `resolve_request` refuses without a look into the inputs. Which of them there are is known."""
     check_task(draft.model, draft.task, facts.checkpoint)
     facts = dataclasses.replace(facts, checkpoint=facts.checkpoint.of(draft.task))
+    draft = complete(draft, facts.checkpoint, facts.found.loras).draft
     _check_rules(draft, facts, [row for row in RULES if row[1] not in MEDIA_RULES])
 
 
@@ -142,7 +149,7 @@ def _complete(draft: Draft, facts: ServingFacts, id: str) -> tuple[Request, dict
         negative_prompt=draft.negative_prompt if takes("negative_prompt", facts) or cfg_is_on(draft, facts) else None,
         width=width,
         height=height,
-        steps=default("sampling.steps", draft.steps, defaults.steps),
+        steps=len(draft.sigmas) or default("sampling.steps", draft.steps, defaults.steps),
         guidance=guidance,
         seeds=tuple(seeds[0] + i for i in range(outputs)) if len(seeds) == 1 else seeds,
         num_outputs=outputs,
@@ -151,6 +158,10 @@ def _complete(draft: Draft, facts: ServingFacts, id: str) -> tuple[Request, dict
         inputs=draft.inputs,
         text=draft.text,
         scheduler=draft.scheduler,
+        scheduler_config=draft.scheduler_config,
+        shift=draft.shift,
+        sigmas=draft.sigmas,
+        preset="" if draft.preset == NO_PRESET else draft.preset,
         loras=tuple(_resolved(lora, facts) for lora in draft.loras),
         cache=cache,
         extra=draft.extra,
@@ -305,5 +316,6 @@ def placeholder(checkpoint: Checkpoint, *, size: int, outputs: int, frames: int 
         num_outputs=outputs,
         seeds=(0,),
         guidance=GuidanceDraft(true_cfg_scale=1.0),
+        preset=NO_PRESET,
     )
     return resolve_request(draft, ServingFacts(checkpoint, LimitsConfig()), id="warm-up").request

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from omni_grpc.config import LimitsConfig
 from omni_grpc.resolve.frames import counts_frames, duration_fault, nearest_frames
+from omni_grpc.resolve.presets import preset_fault, shift_fault, shift_rule, sigmas_fault, sigmas_rule
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import size_text
 from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS, Lora, copies, newest
@@ -218,6 +219,26 @@ def _scheduler(draft: Draft, facts: ServingFacts) -> str:
     return f"{name} has no {draft.scheduler!r}; it has {', '.join(offered) or 'none to choose from; leave it unset'}"
 
 
+def _sigmas(draft: Draft, facts: ServingFacts) -> str:
+    if not draft.sigmas:
+        return ""
+    checkpoint = facts.checkpoint
+    why = sigmas_fault(draft.scheduler or checkpoint.scheduler, checkpoint)
+    return f"cannot be used: {why}; leave it unset" if why else sigmas_rule(draft, facts.limits.max_steps)
+
+
+def _shift(draft: Draft, facts: ServingFacts) -> str:
+    if draft.shift is None:
+        return ""
+    checkpoint = facts.checkpoint
+    why = shift_fault(draft.scheduler or checkpoint.scheduler, checkpoint)
+    return f"cannot be used: {why}; leave it unset" if why else shift_rule(draft)
+
+
+def _preset(draft: Draft, facts: ServingFacts) -> str:
+    return preset_fault(draft, facts.checkpoint, facts.found.loras)
+
+
 def _images(draft: Draft, facts: ServingFacts) -> str:
     count, most = len(draft.inputs.images), facts.checkpoint.limits.max_input_images
     return f"has {count} images; {facts.checkpoint.spec.name} takes at most {most}" if count > most else ""
@@ -346,6 +367,9 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("sampling.num_outputs", _count("num_outputs", lambda facts: facts.limits.max_outputs)),
     ("sampling.seeds", _seeds),
     ("sampling.scheduler", _scheduler),
+    ("sampling.preset", _preset),
+    ("sampling.sigmas", _sigmas),
+    ("sampling.shift", _shift),
     *((name, _taken(name)) for name in TAKEN),
     *((name, _required(name)) for name in REQUIRED),
     ("images", _images),

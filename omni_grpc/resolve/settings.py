@@ -12,6 +12,7 @@ from omni_grpc.feature_rules.base import Faults, is_native
 from omni_grpc.feature_rules.step_cache import default_cache
 from omni_grpc.feature_rules.table import FEATURES, feature_faults
 from omni_grpc.resolve.ranks import check_ranks
+from omni_grpc.resolve.recipes import with_presets
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.findings import WorkerFindings
@@ -45,9 +46,10 @@ def facts_of(
 
 def apply_settings(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the settings that replace an entry of its configs put there, so that defaults and the model
-    itself see them. Raises ConfigError, see check_settings.
+    itself see them, and with its presets. Raises ConfigError, see check_settings and with_presets.
     """
     check_settings(config, checkpoint)
+    checkpoint = with_presets(config, checkpoint)
     if not is_native(checkpoint):
         return checkpoint
     configs = dict(checkpoint.configs)

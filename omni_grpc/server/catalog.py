@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -9,12 +11,14 @@ from omni_grpc import wire
 from omni_grpc.config import NATIVE_CACHES, QUANTIZATIONS
 from omni_grpc.gate import EngineState, ModelView
 from omni_grpc.resolve.frames import nearest_frames
+from omni_grpc.resolve.presets import obstacle, shift_fault, sigmas_fault
 from omni_grpc.resolve.rules import TAKEN
 from omni_grpc.server.requests import NAMES
 from omni_grpc.server.served import EDIT_IMAGE, GENERATE_AUDIO, GENERATE_IMAGE, GENERATE_VIDEO, unserved_paths
 from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
 from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS
 from omni_grpc.types.media import AudioFormat, ImageFormat, Modality, VideoFormat
+from omni_grpc.types.preset import Preset
 from omni_grpc.types.request import Task
 from omni_grpc.types.spec import Checkpoint, GuidanceKind
 from omni_grpc.v1 import generation_pb2, model_pb2, options_pb2, sampling_pb2
@@ -73,18 +77,56 @@ def model_message(view: ModelView) -> model_pb2.Model:
         quantized_layers=ready.found.quantized_layers if ready else {},
         kept_layers=ready.found.kept_layers if ready else 0,
         residency=ready.found.residency if ready else "",
+        presets=[_preset(preset, view) for preset in checkpoint.presets],
+    )
+
+
+def _preset(preset: Preset, view: ModelView) -> model_pb2.Preset:
+    checkpoint = view.checkpoint
+    return wire.build(
+        model_pb2.Preset,
+        name=preset.name,
+        title=preset.title,
+        sampling=_sampling(preset),
+        scheduler_config={name: json.dumps(value) for name, value in preset.scheduler_config.items()},
+        source=preset.source,
+        is_default=preset.name == checkpoint.recipe,
+        # before it is loaded, nobody knows its adapters
+        unusable=obstacle(preset, checkpoint, view.facts.found.loras) if view.ready else "",
+    )
+
+
+def _sampling(preset: Preset) -> sampling_pb2.SamplingParams:
+    """What a preset sets."""
+    guidance = {field.name: getattr(preset.guidance, field.name) for field in dataclasses.fields(preset.guidance)}
+    return wire.build(
+        sampling_pb2.SamplingParams,
+        steps=preset.steps,
+        guidance=wire.build(sampling_pb2.Guidance, **guidance)
+        if any(v is not None for v in guidance.values())
+        else None,
+        scheduler=preset.scheduler,
+        shift=preset.shift,
+        sigmas=preset.sigmas,
+        loras=[one.lora for one in preset.loras],
     )
 
 
 def _defaults(view: ModelView) -> sampling_pb2.SamplingParams:
+    """Those of the model, under the settings of its recipe if it has one."""
     defaults, facts = view.checkpoint.defaults, view.facts
-    return wire.build(
+    made = wire.build(
         sampling_pb2.SamplingParams,
         steps=defaults.steps,
         guidance=defaults.guidance,
         num_outputs=1,
         cache=facts.cache or facts.found.fixed_cache,
     )
+    for preset in view.checkpoint.presets:
+        if preset.name == view.checkpoint.recipe:
+            made.MergeFrom(_sampling(preset))
+            made.preset = preset.name
+    return made
 
 
 def _refusals(view: ModelView) -> dict[str, str]:
@@ -102,6 +144,12 @@ def _refusals(view: ModelView) -> dict[str, str]:
     if not checkpoint.described:
         return result
     facts = view.facts
+    if not checkpoint.presets:
+        result["sampling.preset"] = f"there is no preset for {spec.name}; --presets FILE names others"
+    if why := sigmas_fault(checkpoint.scheduler, checkpoint):
+        result["sampling.sigmas"] = why
+    if why := shift_fault(checkpoint.scheduler, checkpoint):
+        result["sampling.shift"] = why
     if not facts.found.loras:
         result["sampling.loras"] = "no LoRA adapter is loaded; the server loads them with --lora NAME=PATH"
     if facts.cache is None:

@@ -23,6 +23,7 @@ from omni_grpc.types.request_options import (
     LORAS,
     MEDIA,
     MEDIA_LIST,
+    NUMBERS,
     SECONDS,
     SEEDS,
     RequestOption,
@@ -102,7 +103,7 @@ class Reader(Refusals):
             return self.choice(option.path, wire, value, members(option.type.choices, wire))
         if option.type is SECONDS:
             return self.seconds(option.path, message)
-        if option.type is SEEDS:
+        if option.type in (SEEDS, NUMBERS):
             return tuple(value) or None
         if option.type is LORAS:
             return tuple(_lora(reference) for reference in value) or None

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.lora import Adapter, AppliedLora, Lora
+from omni_grpc.types.plan import VisitedLevels
 from omni_grpc.types.request import Request
 from omni_grpc.types.results import Effective
 
@@ -38,9 +39,10 @@ def effective(
     found: WorkerFindings,
     defaults_used: Mapping[str, str],
     dropped_tokens: Mapping[str, int],
+    levels: VisitedLevels,
 ) -> Effective:
     """`first` is the first output; `steps` those of each part, `evals` the denoiser forwards; `scheduler` the
-    checkpoint's own; `found` what the worker found out about the model.
+    checkpoint's own; `found` what the worker found out about the model; `levels` the noise levels of each part.
     """
     return Effective(
         # what came out is the truth about its size and length, whatever was asked for
@@ -61,6 +63,9 @@ def effective(
         sample_rate_hz=first.sample_rate_hz if first else 0,
         cache=request.cache or found.fixed_cache,
         loras=_applied(request.loras, found.loras),
+        shift=levels.shift,
+        sigmas=levels.sigmas,
+        preset=request.preset,
         defaults_used=defaults_used,
         dropped_tokens=dropped_tokens,
         **found.execution(),

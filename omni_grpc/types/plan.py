@@ -225,9 +225,19 @@ class Ready:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VisitedLevels:
+    """The noise levels of a schedule, one for each step and the last one, and its time shift. None and empty: not
+    known.
+    """
+
+    sigmas: tuple[float, ...] = ()
+    shift: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A request can be stepped. `rows` are the tokens of each of its rows; `dropped_tokens` maps a prompt field to the
-    number of tokens that did not fit.
+    number of tokens that did not fit; `levels` are those of each part of an output.
     """
 
     id: str
@@ -235,6 +245,7 @@ class Prepared:
     prompt_tokens: int
     rows: tuple[int, ...] = ()
     dropped_tokens: tuple[tuple[str, int], ...] = ()
+    levels: VisitedLevels = dataclasses.field(default_factory=VisitedLevels)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,9 @@ class GuidanceDraft:
 class _Options:
     """Options that only some generations have. None: not given, or of no use to the task or the model.
 
-    `scheduler` is a class name in diffusers; empty: the checkpoint's own.
+    `scheduler` is a class name in diffusers; empty: the checkpoint's own. `shift` replaces its rule of shifting the
+    levels, `scheduler_config` entries of its config; `sigmas` are the levels before the shift, one for each step.
+    `preset` is the name of a preset: in a Request, of the one that it was completed by.
     """
 
     preview: Preview | None = None
@@ -120,6 +122,10 @@ class _Options:
     sample_rate_hz: int | None = None
     text: str = ""
     scheduler: str = ""
+    scheduler_config: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    shift: float | None = None
+    sigmas: tuple[float, ...] = ()
+    preset: str = ""
     loras: tuple[Lora, ...] = ()
     extra: Mapping[str, object] = dataclasses.field(default_factory=dict)
 

@@ -83,6 +83,12 @@ def _seeds(value: Any) -> tuple[int, ...]:
     return tuple(SEED.normalize(seed) for seed in value)
 
 
+def _numbers(value: Any) -> tuple[float, ...]:
+    if isinstance(value, str | bytes):
+        raise TypeError(value)
+    return tuple(_number(number) for number in value)
+
+
 def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise TypeError(value)
@@ -133,6 +139,7 @@ SEEDS = ValueType(
     name="SEEDS", annotation="Sequence[int]", expected=f"a list, each entry {_SEED_TEXT}", normalize=_seeds
 )
 NUMBER = ValueType(name="NUMBER", annotation="float", expected="a number", normalize=_number)
+NUMBERS = ValueType(name="NUMBERS", annotation="Sequence[float]", expected="a list of numbers", normalize=_numbers)
 FRACTION = ValueType(name="FRACTION", annotation="float", expected="a number from 0 to 1", normalize=_number)
 SECONDS = ValueType(name="SECONDS", annotation="float", expected="a number of seconds", normalize=_seconds)
 LORAS = ValueType(
@@ -268,6 +275,18 @@ OPTIONS: tuple[RequestOption, ...] = (
     _sampling("seeds", SEEDS, "One seed per output. Set this or seed.", draft="seeds"),
     _sampling("num_outputs", COUNT, "Number of outputs."),
     _sampling("scheduler", TEXT, "One of the model's schedulers, by class name. Not given: the checkpoint's own."),
+    _sampling(
+        "shift",
+        NUMBER,
+        "Constant time shift of the schedule, in place of the checkpoint's rule. Not given: that rule.",
+    ),
+    _sampling("sigmas", NUMBERS, "Noise levels before the shift, one for each step, falling from at most 1."),
+    _sampling(
+        "preset",
+        TEXT,
+        "A preset of the model, which sets what this request does not: steps, schedule, guidance, adapters. none: no "
+        "preset. Not given: the model's default one, if it has one.",
+    ),
     _sampling("loras", LORAS, "LoRA adapters, by NAME or NAME@COMPONENT, with scales.", flags=("--adapter",)),
     _sampling("extra", EXTRA, "Parameters of this one model, by name."),
     _own("width", COUNT, "Width in pixels.", *PICTURES),

@@ -28,7 +28,8 @@ class RequestWarning:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Effective(ModelExecution):
     """What was really done, including how the worker executes the model. `evals` counts denoiser forwards;
-    `defaults_used` maps a field to the default it got.
+    `defaults_used` maps a field to the default it got. `sigmas` are the noise levels that were visited, one for each
+    step and the last one; none where they are not known. `shift`: None where the schedule has none.
     """
 
     width: int
@@ -48,6 +49,9 @@ class Effective(ModelExecution):
     sample_rate_hz: int = 0
     cache: TeaCache | FixedCache | None = None
     loras: tuple[AppliedLora, ...] = ()
+    shift: float | None = None
+    sigmas: tuple[float, ...] = ()
+    preset: str = ""
     defaults_used: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_grpc.types.errors import CheckpointError
+from omni_grpc.types.preset import Preset
 from omni_grpc.types.request import Guidance, Task
 
 Configs = Mapping[str, Mapping[str, Any]]
@@ -299,6 +300,8 @@ class Checkpoint:
 
     `siblings` are the same weights under other specs, for tasks that this one lacks; `refusals` say why a task is still
     lacking. `preferences` take precedence over the spec. The weights of components in `replaced` come from elsewhere.
+    `presets` are those that fit it, `recipe` the name of the one that is its default ("": none), and `recipe_loras`
+    the adapters that this brings: id -> its file, a path or ORG/NAME:FILE on the hub.
     """
 
     name: str
@@ -309,6 +312,9 @@ class Checkpoint:
     refusals: Mapping[Task, str] = dataclasses.field(default_factory=dict)
     preferences: Preferences = Preferences()
     replaced: frozenset[str] = frozenset()
+    presets: tuple[Preset, ...] = ()
+    recipe: str = ""
+    recipe_loras: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def described(self) -> bool:

@@ -266,7 +266,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class EffectiveParams(_message.Message):
-    __slots__ = ("width", "height", "num_frames", "fps", "steps", "evals", "seeds", "guidance", "scheduler", "shift", "cache", "loras", "attention_backend", "quantized_layers", "dropped_tokens", "duration", "sample_rate_hz", "defaults_used", "image_format", "video_format", "audio_format", "task", "strength", "output_fps", "layers", "kept_layers", "batch_invariant", "residency")
+    __slots__ = ("width", "height", "num_frames", "fps", "steps", "evals", "seeds", "guidance", "scheduler", "shift", "cache", "loras", "attention_backend", "quantized_layers", "dropped_tokens", "duration", "sample_rate_hz", "defaults_used", "image_format", "video_format", "audio_format", "task", "strength", "output_fps", "layers", "kept_layers", "batch_invariant", "residency", "sigmas", "preset")
     class QuantizedLayersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +316,8 @@ class EffectiveParams(_message.Message):
     KEPT_LAYERS_FIELD_NUMBER: _ClassVar[int]
     BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    SIGMAS_FIELD_NUMBER: _ClassVar[int]
+    PRESET_FIELD_NUMBER: _ClassVar[int]
     width: int
     height: int
     num_frames: int
@@ -344,7 +346,9 @@ class EffectiveParams(_message.Message):
     kept_layers: int
     batch_invariant: bool
     residency: str
-    def __init__(self, width: _Optional[int] = ..., height: _Optional[int] = ..., num_frames: _Optional[int] = ..., fps: _Optional[float] = ..., steps: _Optional[int] = ..., evals: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., guidance: _Optional[_Union[_sampling_pb2.Guidance, _Mapping]] = ..., scheduler: _Optional[str] = ..., shift: _Optional[float] = ..., cache: _Optional[_Union[_sampling_pb2.CacheOptions, _Mapping]] = ..., loras: _Optional[_Iterable[_Union[AppliedLora, _Mapping]]] = ..., attention_backend: _Optional[str] = ..., quantized_layers: _Optional[_Mapping[str, int]] = ..., dropped_tokens: _Optional[_Mapping[str, int]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sample_rate_hz: _Optional[int] = ..., defaults_used: _Optional[_Mapping[str, str]] = ..., image_format: _Optional[_Union[_media_pb2.ImageFormat, str]] = ..., video_format: _Optional[_Union[_media_pb2.VideoFormat, str]] = ..., audio_format: _Optional[_Union[_media_pb2.AudioFormat, str]] = ..., task: _Optional[_Union[_sampling_pb2.Task, str]] = ..., strength: _Optional[float] = ..., output_fps: _Optional[float] = ..., layers: _Optional[int] = ..., kept_layers: _Optional[int] = ..., batch_invariant: bool = ..., residency: _Optional[str] = ...) -> None: ...
+    sigmas: _containers.RepeatedScalarFieldContainer[float]
+    preset: str
+    def __init__(self, width: _Optional[int] = ..., height: _Optional[int] = ..., num_frames: _Optional[int] = ..., fps: _Optional[float] = ..., steps: _Optional[int] = ..., evals: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., guidance: _Optional[_Union[_sampling_pb2.Guidance, _Mapping]] = ..., scheduler: _Optional[str] = ..., shift: _Optional[float] = ..., cache: _Optional[_Union[_sampling_pb2.CacheOptions, _Mapping]] = ..., loras: _Optional[_Iterable[_Union[AppliedLora, _Mapping]]] = ..., attention_backend: _Optional[str] = ..., quantized_layers: _Optional[_Mapping[str, int]] = ..., dropped_tokens: _Optional[_Mapping[str, int]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sample_rate_hz: _Optional[int] = ..., defaults_used: _Optional[_Mapping[str, str]] = ..., image_format: _Optional[_Union[_media_pb2.ImageFormat, str]] = ..., video_format: _Optional[_Union[_media_pb2.VideoFormat, str]] = ..., audio_format: _Optional[_Union[_media_pb2.AudioFormat, str]] = ..., task: _Optional[_Union[_sampling_pb2.Task, str]] = ..., strength: _Optional[float] = ..., output_fps: _Optional[float] = ..., layers: _Optional[int] = ..., kept_layers: _Optional[int] = ..., batch_invariant: bool = ..., residency: _Optional[str] = ..., sigmas: _Optional[_Iterable[float]] = ..., preset: _Optional[str] = ...) -> None: ...
 
 class AppliedLora(_message.Message):
     __slots__ = ("lora_id", "scale", "target", "keys_applied", "keys_skipped")

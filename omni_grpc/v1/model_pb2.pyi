@@ -56,7 +56,7 @@ LORA_STATE_UNLOADING: LoraState
 LORA_STATE_FAILED: LoraState
 
 class Model(_message.Message):
-    __slots__ = ("name", "revision", "state", "tasks", "defaults", "schedulers", "cache_methods", "attention_backends", "quantizations", "parallelism", "components", "guidance_kinds", "loras", "refusals", "preview_methods", "limits", "extra_params_schema", "dtype", "license", "family", "pipeline", "image_formats", "video_formats", "audio_formats", "error", "weight_bytes", "quantized_layers", "kept_layers", "residency")
+    __slots__ = ("name", "revision", "state", "tasks", "defaults", "schedulers", "cache_methods", "attention_backends", "quantizations", "parallelism", "components", "guidance_kinds", "loras", "refusals", "preview_methods", "limits", "extra_params_schema", "dtype", "license", "family", "pipeline", "image_formats", "video_formats", "audio_formats", "error", "weight_bytes", "quantized_layers", "kept_layers", "residency", "presets")
     class QuantizedLayersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class Model(_message.Message):
     QUANTIZED_LAYERS_FIELD_NUMBER: _ClassVar[int]
     KEPT_LAYERS_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    PRESETS_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     state: ModelState
@@ -122,7 +123,33 @@ class Model(_message.Message):
     quantized_layers: _containers.ScalarMap[str, int]
     kept_layers: int
     residency: str
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., tasks: _Optional[_Iterable[_Union[_sampling_pb2.Task, str]]] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., schedulers: _Optional[_Iterable[str]] = ..., cache_methods: _Optional[_Iterable[str]] = ..., attention_backends: _Optional[_Iterable[str]] = ..., quantizations: _Optional[_Iterable[str]] = ..., parallelism: _Optional[_Iterable[str]] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., guidance_kinds: _Optional[_Iterable[_Union[GuidanceKind, str]]] = ..., loras: _Optional[_Iterable[str]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., preview_methods: _Optional[_Iterable[_Union[_options_pb2.PreviewMethod, str]]] = ..., limits: _Optional[_Union[ModelLimits, _Mapping]] = ..., extra_params_schema: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., dtype: _Optional[str] = ..., license: _Optional[str] = ..., family: _Optional[str] = ..., pipeline: _Optional[str] = ..., image_formats: _Optional[_Iterable[_Union[_media_pb2.ImageFormat, str]]] = ..., video_formats: _Optional[_Iterable[_Union[_media_pb2.VideoFormat, str]]] = ..., audio_formats: _Optional[_Iterable[_Union[_media_pb2.AudioFormat, str]]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., weight_bytes: _Optional[int] = ..., quantized_layers: _Optional[_Mapping[str, int]] = ..., kept_layers: _Optional[int] = ..., residency: _Optional[str] = ...) -> None: ...
+    presets: _containers.RepeatedCompositeFieldContainer[Preset]
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., tasks: _Optional[_Iterable[_Union[_sampling_pb2.Task, str]]] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., schedulers: _Optional[_Iterable[str]] = ..., cache_methods: _Optional[_Iterable[str]] = ..., attention_backends: _Optional[_Iterable[str]] = ..., quantizations: _Optional[_Iterable[str]] = ..., parallelism: _Optional[_Iterable[str]] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., guidance_kinds: _Optional[_Iterable[_Union[GuidanceKind, str]]] = ..., loras: _Optional[_Iterable[str]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., preview_methods: _Optional[_Iterable[_Union[_options_pb2.PreviewMethod, str]]] = ..., limits: _Optional[_Union[ModelLimits, _Mapping]] = ..., extra_params_schema: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., dtype: _Optional[str] = ..., license: _Optional[str] = ..., family: _Optional[str] = ..., pipeline: _Optional[str] = ..., image_formats: _Optional[_Iterable[_Union[_media_pb2.ImageFormat, str]]] = ..., video_formats: _Optional[_Iterable[_Union[_media_pb2.VideoFormat, str]]] = ..., audio_formats: _Optional[_Iterable[_Union[_media_pb2.AudioFormat, str]]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., weight_bytes: _Optional[int] = ..., quantized_layers: _Optional[_Mapping[str, int]] = ..., kept_layers: _Optional[int] = ..., residency: _Optional[str] = ..., presets: _Optional[_Iterable[_Union[Preset, _Mapping]]] = ...) -> None: ...
+
+class Preset(_message.Message):
+    __slots__ = ("name", "title", "sampling", "scheduler_config", "source", "is_default", "unusable")
+    class SchedulerConfigEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    IS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    UNUSABLE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    title: str
+    sampling: _sampling_pb2.SamplingParams
+    scheduler_config: _containers.ScalarMap[str, str]
+    source: str
+    is_default: bool
+    unusable: str
+    def __init__(self, name: _Optional[str] = ..., title: _Optional[str] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., scheduler_config: _Optional[_Mapping[str, str]] = ..., source: _Optional[str] = ..., is_default: bool = ..., unusable: _Optional[str] = ...) -> None: ...
 
 class Component(_message.Message):
     __slots__ = ("name", "class_name", "dtype", "quantization", "parameters", "size_bytes", "device")

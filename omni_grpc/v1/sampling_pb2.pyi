@@ -49,7 +49,7 @@ GUIDANCE_NORM_RENORM: GuidanceNorm
 GUIDANCE_NORM_RENORM_CLIPPED: GuidanceNorm
 
 class SamplingParams(_message.Message):
-    __slots__ = ("steps", "guidance", "seed", "seeds", "num_outputs", "scheduler", "shift", "sigmas", "loras", "cache", "extra")
+    __slots__ = ("steps", "guidance", "seed", "seeds", "num_outputs", "scheduler", "shift", "sigmas", "loras", "cache", "preset", "extra")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     GUIDANCE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class SamplingParams(_message.Message):
     SIGMAS_FIELD_NUMBER: _ClassVar[int]
     LORAS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    PRESET_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
     steps: int
     guidance: Guidance
@@ -71,8 +72,9 @@ class SamplingParams(_message.Message):
     sigmas: _containers.RepeatedScalarFieldContainer[float]
     loras: _containers.RepeatedCompositeFieldContainer[LoraRef]
     cache: CacheOptions
+    preset: str
     extra: _struct_pb2.Struct
-    def __init__(self, steps: _Optional[int] = ..., guidance: _Optional[_Union[Guidance, _Mapping]] = ..., seed: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., num_outputs: _Optional[int] = ..., scheduler: _Optional[str] = ..., shift: _Optional[float] = ..., sigmas: _Optional[_Iterable[float]] = ..., loras: _Optional[_Iterable[_Union[LoraRef, _Mapping]]] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., extra: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    def __init__(self, steps: _Optional[int] = ..., guidance: _Optional[_Union[Guidance, _Mapping]] = ..., seed: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., num_outputs: _Optional[int] = ..., scheduler: _Optional[str] = ..., shift: _Optional[float] = ..., sigmas: _Optional[_Iterable[float]] = ..., loras: _Optional[_Iterable[_Union[LoraRef, _Mapping]]] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., preset: _Optional[str] = ..., extra: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class Guidance(_message.Message):
     __slots__ = ("scale", "true_cfg_scale", "scale_low_noise", "image_scale", "rescale", "norm", "interval_start", "interval_end", "skip_layer", "boundary_ratio")

@@ -19,6 +19,7 @@ from omni_grpc.worker.device_memory import DeviceMemory, memory_of
 from omni_grpc.worker.membership import Membership
 from omni_grpc.worker.offload import offloading
 from omni_grpc.worker.profiler import profiled
+from omni_grpc.worker.recipe import with_recipe
 from omni_grpc.worker.residency import Residency
 
 
@@ -42,6 +43,7 @@ def build(
     `membership` is for a process that is one rank of several.
     """
     began = time.monotonic()
+    config = with_recipe(config, checkpoint, tell)
     placement = place(config.model, machine(), replicas=config.processes)
     device, dtype = torch.device(placement.device), getattr(torch, placement.dtype)
     if placement.cpu_threads is not None:

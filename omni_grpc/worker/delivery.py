@@ -16,7 +16,7 @@ from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
 from omni_grpc.types.memory_model import MemoryModel
 from omni_grpc.types.parameters import NotEmbedded, Parameters
-from omni_grpc.types.plan import Media
+from omni_grpc.types.plan import Media, VisitedLevels
 from omni_grpc.types.request import Request
 from omni_grpc.types.requested import Embedding
 from omni_grpc.types.results import RequestWarning
@@ -39,13 +39,14 @@ class EncodedOutput:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """How a request went in the worker: steps of each part, denoiser forwards of all, and by field of the prompt the
-    tokens that did not fit.
+    """How a request went in the worker: steps of each part, denoiser forwards of all, by field of the prompt the
+    tokens that did not fit, and the noise levels of each part.
     """
 
     steps: int
     evals: int
     dropped_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    levels: VisitedLevels = dataclasses.field(default_factory=VisitedLevels)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -188,6 +189,7 @@ class Delivery:
             scheduler=self._scheduler,
             found=self._found(),
             defaults_used=embedding.defaults_used,
+            levels=course.levels,
             dropped_tokens=course.dropped_tokens,
         )
         written, warnings = [], []

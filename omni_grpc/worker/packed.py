@@ -32,7 +32,7 @@ from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import Loading, LoadPhase
 from omni_grpc.types.media import PreviewImage
 from omni_grpc.types.memory_model import MemoryModel
-from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, RequestStep, Stepped
+from omni_grpc.types.plan import Broken, Decoded, DecodedPart, Prepared, RequestStep, Stepped, VisitedLevels
 from omni_grpc.types.request import Request
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import LatentRgb
@@ -203,6 +203,7 @@ class PackedRunner(Runner):
             prompt_tokens=states[0].prompt_tokens,
             rows=tuple(sum(cond.row.lengths) for state in states for cond in state.cond.values()),
             dropped_tokens=tuple(states[0].dropped_tokens.items()),
+            levels=_levels(states[0]),
         )
 
     @torch.inference_mode()
@@ -409,8 +410,15 @@ def load_pipeline(parts: Loader, effects: Effects, setting: RunnerContext, lanes
 def _course(held: RunningRequest) -> delivery.Course:
     first = held.states[0]
     return delivery.Course(
-        steps=first.steps_done // first.segments, evals=held.all_evals, dropped_tokens=first.dropped_tokens
+        steps=first.steps_done // first.segments,
+        evals=held.all_evals,
+        dropped_tokens=first.dropped_tokens,
+        levels=_levels(first),
     )
+
+
+def _levels(state: State) -> VisitedLevels:
+    return VisitedLevels(sigmas=state.schedule.sigmas, shift=state.schedule.shift)
 
 
 def _latents(it: StepOutcome) -> list[Tensor]:

@@ -364,7 +364,7 @@ def test_every_field_of_a_draft_can_be_asked_for() -> None:
     parts = [*requests, sampling_pb2.SamplingParams.DESCRIPTOR, options_pb2.JobOptions.DESCRIPTOR]
     asked = {name for part in parts for name in part.fields_by_name}
     names = {field.name for field in dataclasses.fields(Draft)}
-    assert names - asked == {"inputs", "input_traits"}
+    assert names - asked == {"inputs", "input_traits", "scheduler_config"}, "a preset sets that"
     assert all("task" in request.fields_by_name for request in requests[1:3])  # the other two have one task each
 
 

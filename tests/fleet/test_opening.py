@@ -87,6 +87,9 @@ def test_settings_of_the_server_and_those_that_name_code_are_refused(roots, opti
         {"lora": {"style": "/etc/passwd"}},
         {"lora": {"style": "{roots}/models/../secret/x.safetensors"}},
         {"gguf_model": ["transformer=/etc/x.gguf"]},
+        {"presets": ["/etc/presets.yaml"]},
+        {"recipe": "qwen-image-lightning-4=/etc/x.safetensors"},
+        {"recipe": "wan2.2-t2v-lightning-4={roots}/models/a.safetensors,/etc/x.safetensors"},
         {"model": "{roots}/secret/other"},
     ],
 )
@@ -95,6 +98,12 @@ def test_files_outside_of_the_roots_are_refused(roots, options):
     with pytest.raises(PermissionDenied) as refused:
         opening(roots).open("qwen", options)
     assert refused.value.failure.reason == "PATH_NOT_ALLOWED"
+
+
+def test_a_recipe_from_the_hub_is_refused_where_models_from_there_are(roots):
+    with pytest.raises(PermissionDenied, match="names no files") as refused:
+        opening(roots).open("qwen", {"recipe": "qwen-image-lightning-4"})
+    assert refused.value.failure.reason == "HUB_NOT_ALLOWED"
 
 
 def test_unknown_settings_and_damaged_checkpoints_say_what_is_wrong(roots):

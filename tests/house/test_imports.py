@@ -13,7 +13,7 @@ from .source import ROOT, git
 
 HEAVY = {"torch", "diffusers", "transformers", "accelerate", "safetensors"}
 SHARED_ROOMS = ("types", "config", "checkpoint", "feature_rules", "resolve")
-OUTSIDE = ("config/settings.py", "checkpoint/hub.py")
+OUTSIDE = ("config/settings.py", "config/yaml_text.py", "checkpoint/hub.py")
 """What reads YAML, and what downloads: loaded by their callers when they are needed."""
 CONTROL = (
     "omni_grpc",

@@ -43,6 +43,8 @@ void PutSampling(const Request& from, v1::SamplingParams* to, Faults& faults) {
   Set(from.seed, to, &S::set_seed);
   Set(from.num_outputs, to, &S::set_num_outputs);
   if (from.scheduler) to->set_scheduler(*from.scheduler);
+  if (from.preset) to->set_preset(*from.preset);
+  for (const double level : from.sigmas) to->add_sigmas(level);
   for (const std::uint64_t seed : from.seeds) to->add_seeds(seed);
   for (const auto& [name, scale] : from.loras) {
     v1::LoraRef* lora = to->add_loras();

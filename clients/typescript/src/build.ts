@@ -79,8 +79,8 @@ async function mediaOf(field: string, value: unknown, isList: boolean, all: Medi
 function sampling(given: CommonOptions) {
   const { guidanceScale: scale, trueCfgScale } = given;
   const guidance = set({ ...given.sampling?.guidance, ...set({ scale, trueCfgScale }) });
-  const { steps, seed, seeds, numOutputs, scheduler } = given;
-  const own: Values = set({ steps, seed, seeds, numOutputs, scheduler });
+  const { steps, seed, seeds, numOutputs, scheduler, preset } = given;
+  const own: Values = set({ steps, seed, seeds, numOutputs, scheduler, preset });
   for (const field of SamplingParamsSchema.fields) {
     const value = own[field.localName];
     if (value === undefined || !field.scalar) continue;

@@ -13,6 +13,8 @@ export interface CommonOptions {
   seeds?: (number | bigint)[];
   numOutputs?: number;
   scheduler?: string;
+  /** Settings that belong together, by the name that the model has for them. */
+  preset?: string;
   guidanceScale?: number;
   trueCfgScale?: number;
   /** A name such as "png", or a value of the enum. */

@@ -50,10 +50,12 @@ struct Request {
   std::optional<double> guidance_interval_end;
   std::optional<double> boundary_ratio;
   std::optional<double> shift;
+  std::vector<double> sigmas;
   std::optional<std::uint64_t> seed;
   std::vector<std::uint64_t> seeds;
   std::optional<std::uint32_t> num_outputs;
   std::optional<std::string> scheduler;
+  std::optional<std::string> preset;
   std::map<std::string, double> loras;  // lora_id -> scale
   std::optional<std::string> output_format;
 

@@ -20,7 +20,7 @@ import type { JsonObject, Message } from "@bufbuild/protobuf";
  * Describes the file omni_grpc/v1/model.proto.
  */
 export const file_omni_grpc_v1_model: GenFile = /*@__PURE__*/
-  fileDesc("ChhvbW5pX2dycGMvdjEvbW9kZWwucHJvdG8SDG9tbmlfZ3JwYy52MSL7BwoFTW9kZWwSDAoEbmFtZRgBIAEoCRIQCghyZXZpc2lvbhgCIAEoCRInCgVzdGF0ZRgDIAEoDjIYLm9tbmlfZ3JwYy52MS5Nb2RlbFN0YXRlEiEKBXRhc2tzGAQgAygOMhIub21uaV9ncnBjLnYxLlRhc2sSLgoIZGVmYXVsdHMYBSABKAsyHC5vbW5pX2dycGMudjEuU2FtcGxpbmdQYXJhbXMSEgoKc2NoZWR1bGVycxgGIAMoCRIVCg1jYWNoZV9tZXRob2RzGAcgAygJEhoKEmF0dGVudGlvbl9iYWNrZW5kcxgIIAMoCRIVCg1xdWFudGl6YXRpb25zGAkgAygJEhMKC3BhcmFsbGVsaXNtGAogAygJEisKCmNvbXBvbmVudHMYCyADKAsyFy5vbW5pX2dycGMudjEuQ29tcG9uZW50EjIKDmd1aWRhbmNlX2tpbmRzGAwgAygOMhoub21uaV9ncnBjLnYxLkd1aWRhbmNlS2luZBINCgVsb3JhcxgNIAMoCRInCghyZWZ1c2FscxgOIAMoCzIVLm9tbmlfZ3JwYy52MS5SZWZ1c2FsEjQKD3ByZXZpZXdfbWV0aG9kcxgPIAMoDjIbLm9tbmlfZ3JwYy52MS5QcmV2aWV3TWV0aG9kEikKBmxpbWl0cxgQIAEoCzIZLm9tbmlfZ3JwYy52MS5Nb2RlbExpbWl0cxI0ChNleHRyYV9wYXJhbXNfc2NoZW1hGBEgASgLMhcuZ29vZ2xlLnByb3RvYnVmLlN0cnVjdBINCgVkdHlwZRgSIAEoCRIPCgdsaWNlbnNlGBMgASgJEg4KBmZhbWlseRgUIAEoCRIQCghwaXBlbGluZRgVIAEoCRIwCg1pbWFnZV9mb3JtYXRzGBYgAygOMhkub21uaV9ncnBjLnYxLkltYWdlRm9ybWF0EjAKDXZpZGVvX2Zvcm1hdHMYFyADKA4yGS5vbW5pX2dycGMudjEuVmlkZW9Gb3JtYXQSMAoNYXVkaW9fZm9ybWF0cxgYIAMoDjIZLm9tbmlfZ3JwYy52MS5BdWRpb0Zvcm1hdBIhCgVlcnJvchgZIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzEhQKDHdlaWdodF9ieXRlcxgaIAEoBBJCChBxdWFudGl6ZWRfbGF5ZXJzGBsgAygLMigub21uaV9ncnBjLnYxLk1vZGVsLlF1YW50aXplZExheWVyc0VudHJ5EhMKC2tlcHRfbGF5ZXJzGBwgASgNEhEKCXJlc2lkZW5jeRgdIAEoCRo2ChRRdWFudGl6ZWRMYXllcnNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKA06AjgBIooBCglDb21wb25lbnQSDAoEbmFtZRgBIAEoCRISCgpjbGFzc19uYW1lGAIgASgJEg0KBWR0eXBlGAMgASgJEhQKDHF1YW50aXphdGlvbhgEIAEoCRISCgpwYXJhbWV0ZXJzGAUgASgEEhIKCnNpemVfYnl0ZXMYBiABKAQSDgoGZGV2aWNlGAcgASgJIioKB1JlZnVzYWwSDwoHZmVhdHVyZRgBIAEoCRIOCgZyZWFzb24YAiABKAkiJwoLRG91YmxlUmFuZ2USCwoDbWluGAEgASgBEgsKA21heBgCIAEoASLaBQoLTW9kZWxMaW1pdHMSEQoJbWluX3dpZHRoGAEgASgNEhIKCm1pbl9oZWlnaHQYAiABKA0SEQoJbWF4X3dpZHRoGAMgASgNEhIKCm1heF9oZWlnaHQYBCABKA0SEgoKbWF4X3BpeGVscxgFIAEoBBIVCg1zaXplX211bHRpcGxlGAYgASgNEhUKDWRlZmF1bHRfd2lkdGgYByABKA0SFgoOZGVmYXVsdF9oZWlnaHQYCCABKA0SEQoJbWF4X3N0ZXBzGAkgASgNEhMKC21heF9vdXRwdXRzGAogASgNEhgKEG1heF9wcm9tcHRfY2hhcnMYCyABKA0SGQoRbWF4X3Byb21wdF90b2tlbnMYDCABKA0SGAoQbWF4X2lucHV0X2ltYWdlcxgNIAEoDRIRCgltYXhfbG9yYXMYDiABKA0SEgoKbWluX2ZyYW1lcxgPIAEoDRISCgptYXhfZnJhbWVzGBAgASgNEhYKDmZyYW1lX211bHRpcGxlGBEgASgNEhQKDGZyYW1lX29mZnNldBgSIAEoDRIWCg5kZWZhdWx0X2ZyYW1lcxgTIAEoDRITCgtkZWZhdWx0X2ZwcxgUIAEoARImCgNmcHMYFSABKAsyGS5vbW5pX2dycGMudjEuRG91YmxlUmFuZ2USLAoJbWF4X2F1ZGlvGBYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEisKCHN0cmVuZ3RoGBcgASgLMhkub21uaV9ncnBjLnYxLkRvdWJsZVJhbmdlEi0KCmxvcmFfc2NhbGUYGCABKAsyGS5vbW5pX2dycGMudjEuRG91YmxlUmFuZ2USMQoOZ3VpZGFuY2Vfc2NhbGUYGSABKAsyGS5vbW5pX2dycGMudjEuRG91YmxlUmFuZ2USMQoOdHJ1ZV9jZmdfc2NhbGUYGiABKAsyGS5vbW5pX2dycGMudjEuRG91YmxlUmFuZ2UihAIKBExvcmESDwoHbG9yYV9pZBgBIAEoCRINCgVtb2RlbBgCIAEoCRIOCgZzb3VyY2UYAyABKAkSDAoEcmFuaxgEIAEoDRISCgpzaXplX2J5dGVzGAUgASgEEg4KBnBpbm5lZBgGIAEoCBItCglsb2FkX3RpbWUYByABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg8KB3RhcmdldHMYCCADKAkSDgoGZm9ybWF0GAkgASgJEhQKDGtleXNfYXBwbGllZBgKIAEoDRIUCgxrZXlzX3NraXBwZWQYCyADKAkSDgoGaW5fdXNlGAwgASgNEg4KBnNoYTI1NhgNIAEoDCI2ChFMaXN0TW9kZWxzUmVxdWVzdBIhCgV0YXNrcxgBIAMoDjISLm9tbmlfZ3JwYy52MS5UYXNrIjkKEkxpc3RNb2RlbHNSZXNwb25zZRIjCgZtb2RlbHMYASADKAsyEy5vbW5pX2dycGMudjEuTW9kZWwiIAoPR2V0TW9kZWxSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJIjYKEEdldE1vZGVsUmVzcG9uc2USIgoFbW9kZWwYASABKAsyEy5vbW5pX2dycGMudjEuTW9kZWwiIQoQTGlzdExvcmFzUmVxdWVzdBINCgVtb2RlbBgBIAEoCSI2ChFMaXN0TG9yYXNSZXNwb25zZRIhCgVsb3JhcxgBIAMoCzISLm9tbmlfZ3JwYy52MS5Mb3JhKqYBCgpNb2RlbFN0YXRlEhsKF01PREVMX1NUQVRFX1VOU1BFQ0lGSUVEEAASGQoVTU9ERUxfU1RBVEVfQVZBSUxBQkxFEAESFwoTTU9ERUxfU1RBVEVfTE9BRElORxACEhUKEU1PREVMX1NUQVRFX1JFQURZEAMSFgoSTU9ERUxfU1RBVEVfRkFJTEVEEAQSGAoUTU9ERUxfU1RBVEVfU0xFRVBJTkcQBSplCgxHdWlkYW5jZUtpbmQSHQoZR1VJREFOQ0VfS0lORF9VTlNQRUNJRklFRBAAEhoKFkdVSURBTkNFX0tJTkRfRU1CRURERUQQARIaChZHVUlEQU5DRV9LSU5EX1RSVUVfQ0ZHEAIy+AEKDE1vZGVsU2VydmljZRJPCgpMaXN0TW9kZWxzEh8ub21uaV9ncnBjLnYxLkxpc3RNb2RlbHNSZXF1ZXN0GiAub21uaV9ncnBjLnYxLkxpc3RNb2RlbHNSZXNwb25zZRJJCghHZXRNb2RlbBIdLm9tbmlfZ3JwYy52MS5HZXRNb2RlbFJlcXVlc3QaHi5vbW5pX2dycGMudjEuR2V0TW9kZWxSZXNwb25zZRJMCglMaXN0TG9yYXMSHi5vbW5pX2dycGMudjEuTGlzdExvcmFzUmVxdWVzdBofLm9tbmlfZ3JwYy52MS5MaXN0TG9yYXNSZXNwb25zZUJsChVpby5naXRodWIub21uaWdycGMudjFCCk1vZGVsUHJvdG9QAVo3Z2l0aHViLmNvbS9vbW5pLWdycGMvb21uaV9ncnBjL2NsaWVudHMvZ28vdjE7b21uaWdycGN2MaoCC09tbmlHcnBjLlYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_struct, file_google_protobuf_timestamp, file_google_rpc_status, file_omni_grpc_v1_media, file_omni_grpc_v1_options, file_omni_grpc_v1_sampling]);
+  fileDesc("ChhvbW5pX2dycGMvdjEvbW9kZWwucHJvdG8SDG9tbmlfZ3JwYy52MSKiCAoFTW9kZWwSDAoEbmFtZRgBIAEoCRIQCghyZXZpc2lvbhgCIAEoCRInCgVzdGF0ZRgDIAEoDjIYLm9tbmlfZ3JwYy52MS5Nb2RlbFN0YXRlEiEKBXRhc2tzGAQgAygOMhIub21uaV9ncnBjLnYxLlRhc2sSLgoIZGVmYXVsdHMYBSABKAsyHC5vbW5pX2dycGMudjEuU2FtcGxpbmdQYXJhbXMSEgoKc2NoZWR1bGVycxgGIAMoCRIVCg1jYWNoZV9tZXRob2RzGAcgAygJEhoKEmF0dGVudGlvbl9iYWNrZW5kcxgIIAMoCRIVCg1xdWFudGl6YXRpb25zGAkgAygJEhMKC3BhcmFsbGVsaXNtGAogAygJEisKCmNvbXBvbmVudHMYCyADKAsyFy5vbW5pX2dycGMudjEuQ29tcG9uZW50EjIKDmd1aWRhbmNlX2tpbmRzGAwgAygOMhoub21uaV9ncnBjLnYxLkd1aWRhbmNlS2luZBINCgVsb3JhcxgNIAMoCRInCghyZWZ1c2FscxgOIAMoCzIVLm9tbmlfZ3JwYy52MS5SZWZ1c2FsEjQKD3ByZXZpZXdfbWV0aG9kcxgPIAMoDjIbLm9tbmlfZ3JwYy52MS5QcmV2aWV3TWV0aG9kEikKBmxpbWl0cxgQIAEoCzIZLm9tbmlfZ3JwYy52MS5Nb2RlbExpbWl0cxI0ChNleHRyYV9wYXJhbXNfc2NoZW1hGBEgASgLMhcuZ29vZ2xlLnByb3RvYnVmLlN0cnVjdBINCgVkdHlwZRgSIAEoCRIPCgdsaWNlbnNlGBMgASgJEg4KBmZhbWlseRgUIAEoCRIQCghwaXBlbGluZRgVIAEoCRIwCg1pbWFnZV9mb3JtYXRzGBYgAygOMhkub21uaV9ncnBjLnYxLkltYWdlRm9ybWF0EjAKDXZpZGVvX2Zvcm1hdHMYFyADKA4yGS5vbW5pX2dycGMudjEuVmlkZW9Gb3JtYXQSMAoNYXVkaW9fZm9ybWF0cxgYIAMoDjIZLm9tbmlfZ3JwYy52MS5BdWRpb0Zvcm1hdBIhCgVlcnJvchgZIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzEhQKDHdlaWdodF9ieXRlcxgaIAEoBBJCChBxdWFudGl6ZWRfbGF5ZXJzGBsgAygLMigub21uaV9ncnBjLnYxLk1vZGVsLlF1YW50aXplZExheWVyc0VudHJ5EhMKC2tlcHRfbGF5ZXJzGBwgASgNEhEKCXJlc2lkZW5jeRgdIAEoCRIlCgdwcmVzZXRzGB4gAygLMhQub21uaV9ncnBjLnYxLlByZXNldBo2ChRRdWFudGl6ZWRMYXllcnNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKA06AjgBIogCCgZQcmVzZXQSDAoEbmFtZRgBIAEoCRINCgV0aXRsZRgCIAEoCRIuCghzYW1wbGluZxgDIAEoCzIcLm9tbmlfZ3JwYy52MS5TYW1wbGluZ1BhcmFtcxJDChBzY2hlZHVsZXJfY29uZmlnGAQgAygLMikub21uaV9ncnBjLnYxLlByZXNldC5TY2hlZHVsZXJDb25maWdFbnRyeRIOCgZzb3VyY2UYBSABKAkSEgoKaXNfZGVmYXVsdBgGIAEoCBIQCgh1bnVzYWJsZRgHIAEoCRo2ChRTY2hlZHVsZXJDb25maWdFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIooBCglDb21wb25lbnQSDAoEbmFtZRgBIAEoCRISCgpjbGFzc19uYW1lGAIgASgJEg0KBWR0eXBlGAMgASgJEhQKDHF1YW50aXphdGlvbhgEIAEoCRISCgpwYXJhbWV0ZXJzGAUgASgEEhIKCnNpemVfYnl0ZXMYBiABKAQSDgoGZGV2aWNlGAcgASgJIioKB1JlZnVzYWwSDwoHZmVhdHVyZRgBIAEoCRIOCgZyZWFzb24YAiABKAkiJwoLRG91YmxlUmFuZ2USCwoDbWluGAEgASgBEgsKA21heBgCIAEoASLaBQoLTW9kZWxMaW1pdHMSEQoJbWluX3dpZHRoGAEgASgNEhIKCm1pbl9oZWlnaHQYAiABKA0SEQoJbWF4X3dpZHRoGAMgASgNEhIKCm1heF9oZWlnaHQYBCABKA0SEgoKbWF4X3BpeGVscxgFIAEoBBIVCg1zaXplX211bHRpcGxlGAYgASgNEhUKDWRlZmF1bHRfd2lkdGgYByABKA0SFgoOZGVmYXVsdF9oZWlnaHQYCCABKA0SEQoJbWF4X3N0ZXBzGAkgASgNEhMKC21heF9vdXRwdXRzGAogASgNEhgKEG1heF9wcm9tcHRfY2hhcnMYCyABKA0SGQoRbWF4X3Byb21wdF90b2tlbnMYDCABKA0SGAoQbWF4X2lucHV0X2ltYWdlcxgNIAEoDRIRCgltYXhfbG9yYXMYDiABKA0SEgoKbWluX2ZyYW1lcxgPIAEoDRISCgptYXhfZnJhbWVzGBAgASgNEhYKDmZyYW1lX211bHRpcGxlGBEgASgNEhQKDGZyYW1lX29mZnNldBgSIAEoDRIWCg5kZWZhdWx0X2ZyYW1lcxgTIAEoDRITCgtkZWZhdWx0X2ZwcxgUIAEoARImCgNmcHMYFSABKAsyGS5vbW5pX2dycGMudjEuRG91YmxlUmFuZ2USLAoJbWF4X2F1ZGlvGBYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEisKCHN0cmVuZ3RoGBcgASgLMhkub21uaV9ncnBjLnYxLkRvdWJsZVJhbmdlEi0KCmxvcmFfc2NhbGUYGCABKAsyGS5vbW5pX2dycGMudjEuRG91YmxlUmFuZ2USMQoOZ3VpZGFuY2Vfc2NhbGUYGSABKAsyGS5vbW5pX2dycGMudjEuRG91YmxlUmFuZ2USMQoOdHJ1ZV9jZmdfc2NhbGUYGiABKAsyGS5vbW5pX2dycGMudjEuRG91YmxlUmFuZ2UigwMKBExvcmESDwoHbG9yYV9pZBgBIAEoCRINCgVtb2RlbBgCIAEoCRIOCgZzb3VyY2UYAyABKAkSDAoEcmFuaxgEIAEoDRISCgpzaXplX2J5dGVzGAUgASgEEg4KBnBpbm5lZBgGIAEoCBItCglsb2FkX3RpbWUYByABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg8KB3RhcmdldHMYCCADKAkSDgoGZm9ybWF0GAkgASgJEhQKDGtleXNfYXBwbGllZBgKIAEoDRIUCgxrZXlzX3NraXBwZWQYCyADKAkSDgoGaW5fdXNlGAwgASgNEg4KBnNoYTI1NhgNIAEoDBILCgN1aWQYDiABKAkSJgoFc3RhdGUYDyABKA4yFy5vbW5pX2dycGMudjEuTG9yYVN0YXRlEiEKBWVycm9yGBAgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXMSEwoLY2FjaGVfYnl0ZXMYESABKAQSEAoId2FybmluZ3MYEiADKAkiNgoRTGlzdE1vZGVsc1JlcXVlc3QSIQoFdGFza3MYASADKA4yEi5vbW5pX2dycGMudjEuVGFzayI5ChJMaXN0TW9kZWxzUmVzcG9uc2USIwoGbW9kZWxzGAEgAygLMhMub21uaV9ncnBjLnYxLk1vZGVsIiAKD0dldE1vZGVsUmVxdWVzdBINCgVtb2RlbBgBIAEoCSI2ChBHZXRNb2RlbFJlc3BvbnNlEiIKBW1vZGVsGAEgASgLMhMub21uaV9ncnBjLnYxLk1vZGVsIiEKEExpc3RMb3Jhc1JlcXVlc3QSDQoFbW9kZWwYASABKAkiNgoRTGlzdExvcmFzUmVzcG9uc2USIQoFbG9yYXMYASADKAsyEi5vbW5pX2dycGMudjEuTG9yYSqmAQoKTW9kZWxTdGF0ZRIbChdNT0RFTF9TVEFURV9VTlNQRUNJRklFRBAAEhkKFU1PREVMX1NUQVRFX0FWQUlMQUJMRRABEhcKE01PREVMX1NUQVRFX0xPQURJTkcQAhIVChFNT0RFTF9TVEFURV9SRUFEWRADEhYKEk1PREVMX1NUQVRFX0ZBSUxFRBAEEhgKFE1PREVMX1NUQVRFX1NMRUVQSU5HEAUqZQoMR3VpZGFuY2VLaW5kEh0KGUdVSURBTkNFX0tJTkRfVU5TUEVDSUZJRUQQABIaChZHVUlEQU5DRV9LSU5EX0VNQkVEREVEEAESGgoWR1VJREFOQ0VfS0lORF9UUlVFX0NGRxACKp8BCglMb3JhU3RhdGUSGgoWTE9SQV9TVEFURV9VTlNQRUNJRklFRBAAEhUKEUxPUkFfU1RBVEVfTE9BREVEEAESFgoSTE9SQV9TVEFURV9QRU5ESU5HEAISFgoSTE9SQV9TVEFURV9MT0FESU5HEAMSGAoUTE9SQV9TVEFURV9VTkxPQURJTkcQBBIVChFMT1JBX1NUQVRFX0ZBSUxFRBAFMvgBCgxNb2RlbFNlcnZpY2USTwoKTGlzdE1vZGVscxIfLm9tbmlfZ3JwYy52MS5MaXN0TW9kZWxzUmVxdWVzdBogLm9tbmlfZ3JwYy52MS5MaXN0TW9kZWxzUmVzcG9uc2USSQoIR2V0TW9kZWwSHS5vbW5pX2dycGMudjEuR2V0TW9kZWxSZXF1ZXN0Gh4ub21uaV9ncnBjLnYxLkdldE1vZGVsUmVzcG9uc2USTAoJTGlzdExvcmFzEh4ub21uaV9ncnBjLnYxLkxpc3RMb3Jhc1JlcXVlc3QaHy5vbW5pX2dycGMudjEuTGlzdExvcmFzUmVzcG9uc2VCbAoVaW8uZ2l0aHViLm9tbmlncnBjLnYxQgpNb2RlbFByb3RvUAFaN2dpdGh1Yi5jb20vb21uaS1ncnBjL29tbmlfZ3JwYy9jbGllbnRzL2dvL3YxO29tbmlncnBjdjGqAgtPbW5pR3JwYy5WMWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_struct, file_google_protobuf_timestamp, file_google_rpc_status, file_omni_grpc_v1_media, file_omni_grpc_v1_options, file_omni_grpc_v1_sampling]);
 
 /**
  * A model as this server serves it.
@@ -231,6 +231,13 @@ export type Model = Message<"omni_grpc.v1.Model"> & {
    * @generated from field: string residency = 29;
    */
   residency: string;
+
+  /**
+   * Presets that fit it, by name, also those that cannot be used now.
+   *
+   * @generated from field: repeated omni_grpc.v1.Preset presets = 30;
+   */
+  presets: Preset[];
 };
 
 /**
@@ -239,6 +246,69 @@ export type Model = Message<"omni_grpc.v1.Model"> & {
  */
 export const ModelSchema: GenMessage<Model> = /*@__PURE__*/
   messageDesc(file_omni_grpc_v1_model, 0);
+
+/**
+ * Settings that belong together, such as those of an adapter that was distilled to few steps: see SamplingParams.preset.
+ *
+ * @generated from message omni_grpc.v1.Preset
+ */
+export type Preset = Message<"omni_grpc.v1.Preset"> & {
+  /**
+   * What requests call it.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * The same for people.
+   *
+   * @generated from field: string title = 2;
+   */
+  title: string;
+
+  /**
+   * What it sets; fields that it leaves to others are unset.
+   *
+   * @generated from field: omni_grpc.v1.SamplingParams sampling = 3;
+   */
+  sampling?: SamplingParams | undefined;
+
+  /**
+   * Entries of the scheduler's config that it replaces, as JSON.
+   *
+   * @generated from field: map<string, string> scheduler_config = 4;
+   */
+  schedulerConfig: { [key: string]: string };
+
+  /**
+   * Where its values come from: a web address.
+   *
+   * @generated from field: string source = 5;
+   */
+  source: string;
+
+  /**
+   * Whether requests that name no preset get it.
+   *
+   * @generated from field: bool is_default = 6;
+   */
+  isDefault: boolean;
+
+  /**
+   * Why no request can use it now, and what to do about it; empty where it can be used.
+   *
+   * @generated from field: string unusable = 7;
+   */
+  unusable: string;
+};
+
+/**
+ * Describes the message omni_grpc.v1.Preset.
+ * Use `create(PresetSchema)` to create a new message.
+ */
+export const PresetSchema: GenMessage<Preset> = /*@__PURE__*/
+  messageDesc(file_omni_grpc_v1_model, 1);
 
 /**
  * A part of a model: a text encoder, a denoiser, a decoder.
@@ -301,7 +371,7 @@ export type Component = Message<"omni_grpc.v1.Component"> & {
  * Use `create(ComponentSchema)` to create a new message.
  */
 export const ComponentSchema: GenMessage<Component> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_model, 1);
+  messageDesc(file_omni_grpc_v1_model, 2);
 
 /**
  * Something that a model cannot do.
@@ -329,7 +399,7 @@ export type Refusal = Message<"omni_grpc.v1.Refusal"> & {
  * Use `create(RefusalSchema)` to create a new message.
  */
 export const RefusalSchema: GenMessage<Refusal> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_model, 2);
+  messageDesc(file_omni_grpc_v1_model, 3);
 
 /**
  * A closed range of numbers.
@@ -357,7 +427,7 @@ export type DoubleRange = Message<"omni_grpc.v1.DoubleRange"> & {
  * Use `create(DoubleRangeSchema)` to create a new message.
  */
 export const DoubleRangeSchema: GenMessage<DoubleRange> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_model, 3);
+  messageDesc(file_omni_grpc_v1_model, 4);
 
 /**
  * What one request may ask for: the smaller of what the checkpoint can do and what the operator allows.
@@ -553,7 +623,7 @@ export type ModelLimits = Message<"omni_grpc.v1.ModelLimits"> & {
  * Use `create(ModelLimitsSchema)` to create a new message.
  */
 export const ModelLimitsSchema: GenMessage<ModelLimits> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_model, 4);
+  messageDesc(file_omni_grpc_v1_model, 5);
 
 /**
  * A LoRA adapter as the engine sees it.
@@ -576,7 +646,7 @@ export type Lora = Message<"omni_grpc.v1.Lora"> & {
   model: string;
 
   /**
-   * Where it came from: a path, a hub id or an asset_id.
+   * Where it came from: a path, a hub id or an asset_id. Of several files, each with the component that it is for.
    *
    * @generated from field: string source = 3;
    */
@@ -646,11 +716,46 @@ export type Lora = Message<"omni_grpc.v1.Lora"> & {
   inUse: number;
 
   /**
-   * SHA-256 of its file (32 bytes).
+   * SHA-256 of its file (32 bytes); of several files, of their SHA-256 in hexadecimal, one after the other.
    *
    * @generated from field: bytes sha256 = 13;
    */
   sha256: Uint8Array;
+
+  /**
+   * Names this load of it: one that is unloaded and loaded again, from another file for example, gets a new one.
+   *
+   * @generated from field: string uid = 14;
+   */
+  uid: string;
+
+  /**
+   * Whether it can be used now.
+   *
+   * @generated from field: omni_grpc.v1.LoraState state = 15;
+   */
+  state: LoraState;
+
+  /**
+   * Why it could not be loaded again; unset otherwise.
+   *
+   * @generated from field: google.rpc.Status error = 16;
+   */
+  error?: Status | undefined;
+
+  /**
+   * Bytes that it takes of a worker's caches of adapters; 0 before a worker has loaded it.
+   *
+   * @generated from field: uint64 cache_bytes = 17;
+   */
+  cacheBytes: bigint;
+
+  /**
+   * What to know of how it is used: that the name of its file said which of two experts it is for, for example.
+   *
+   * @generated from field: repeated string warnings = 18;
+   */
+  warnings: string[];
 };
 
 /**
@@ -658,7 +763,7 @@ export type Lora = Message<"omni_grpc.v1.Lora"> & {
  * Use `create(LoraSchema)` to create a new message.
  */
 export const LoraSchema: GenMessage<Lora> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_model, 5);
+  messageDesc(file_omni_grpc_v1_model, 6);
 
 /**
  * Which models.
@@ -679,7 +784,7 @@ export type ListModelsRequest = Message<"omni_grpc.v1.ListModelsRequest"> & {
  * Use `create(ListModelsRequestSchema)` to create a new message.
  */
 export const ListModelsRequestSchema: GenMessage<ListModelsRequest> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_model, 6);
+  messageDesc(file_omni_grpc_v1_model, 7);
 
 /**
  * The models.
@@ -700,7 +805,7 @@ export type ListModelsResponse = Message<"omni_grpc.v1.ListModelsResponse"> & {
  * Use `create(ListModelsResponseSchema)` to create a new message.
  */
 export const ListModelsResponseSchema: GenMessage<ListModelsResponse> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_model, 7);
+  messageDesc(file_omni_grpc_v1_model, 8);
 
 /**
  * Which model.
@@ -721,7 +826,7 @@ export type GetModelRequest = Message<"omni_grpc.v1.GetModelRequest"> & {
  * Use `create(GetModelRequestSchema)` to create a new message.
  */
 export const GetModelRequestSchema: GenMessage<GetModelRequest> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_model, 8);
+  messageDesc(file_omni_grpc_v1_model, 9);
 
 /**
  * The model.
@@ -742,7 +847,7 @@ export type GetModelResponse = Message<"omni_grpc.v1.GetModelResponse"> & {
  * Use `create(GetModelResponseSchema)` to create a new message.
  */
 export const GetModelResponseSchema: GenMessage<GetModelResponse> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_model, 9);
+  messageDesc(file_omni_grpc_v1_model, 10);
 
 /**
  * Which adapters.
@@ -763,7 +868,7 @@ export type ListLorasRequest = Message<"omni_grpc.v1.ListLorasRequest"> & {
  * Use `create(ListLorasRequestSchema)` to create a new message.
  */
 export const ListLorasRequestSchema: GenMessage<ListLorasRequest> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_model, 10);
+  messageDesc(file_omni_grpc_v1_model, 11);
 
 /**
  * The adapters.
@@ -784,7 +889,7 @@ export type ListLorasResponse = Message<"omni_grpc.v1.ListLorasResponse"> & {
  * Use `create(ListLorasResponseSchema)` to create a new message.
  */
 export const ListLorasResponseSchema: GenMessage<ListLorasResponse> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_model, 11);
+  messageDesc(file_omni_grpc_v1_model, 12);
 
 /**
  * Whether a model can be used now.
@@ -874,6 +979,62 @@ export enum GuidanceKind {
  */
 export const GuidanceKindSchema: GenEnum<GuidanceKind> = /*@__PURE__*/
   enumDesc(file_omni_grpc_v1_model, 1);
+
+/**
+ * Whether an adapter can be used now.
+ *
+ * @generated from enum omni_grpc.v1.LoraState
+ */
+export enum LoraState {
+  /**
+   * Never sent.
+   *
+   * @generated from enum value: LORA_STATE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Every worker of its model that takes jobs has it.
+   *
+   * @generated from enum value: LORA_STATE_LOADED = 1;
+   */
+  LOADED = 1,
+
+  /**
+   * Its model sleeps, or is not loaded: it is loaded together with it. Jobs can name it; if it turns out not to load,
+   * they fail.
+   *
+   * @generated from enum value: LORA_STATE_PENDING = 2;
+   */
+  PENDING = 2,
+
+  /**
+   * It is being loaded.
+   *
+   * @generated from enum value: LORA_STATE_LOADING = 3;
+   */
+  LOADING = 3,
+
+  /**
+   * It is being unloaded: jobs that use it end, new ones cannot name it.
+   *
+   * @generated from enum value: LORA_STATE_UNLOADING = 4;
+   */
+  UNLOADING = 4,
+
+  /**
+   * It could not be loaded again, see Lora.error. Jobs cannot name it.
+   *
+   * @generated from enum value: LORA_STATE_FAILED = 5;
+   */
+  FAILED = 5,
+}
+
+/**
+ * Describes the enum omni_grpc.v1.LoraState.
+ */
+export const LoraStateSchema: GenEnum<LoraState> = /*@__PURE__*/
+  enumDesc(file_omni_grpc_v1_model, 2);
 
 /**
  * What can be asked of this server. Read only: what changes models is in AdminService, so that the two can be guarded

@@ -108,6 +108,12 @@ public abstract class GenerationRequest {
             return self();
         }
 
+        /** A preset of the model: settings that belong together. */
+        public B preset(String name) {
+            sampling.setPreset(name);
+            return self();
+        }
+
         /** Embedded guidance of distilled models. */
         public B guidanceScale(double scale) {
             sampling.getGuidanceBuilder().setScale(scale);
