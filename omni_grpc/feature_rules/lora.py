@@ -36,6 +36,14 @@ def device_cache(config: EngineConfig) -> int:
     return max(DEVICE_CACHE, sum(_bytes(Path(path)) for path in (loras.lora or {}).values()))
 
 
+def device_bytes(config: EngineConfig) -> int:
+    """Bytes of the device that are kept for adapters and for weights with them merged in."""
+    loras = _section(config)
+    if loras is None:
+        return 0
+    return device_cache(config) + (MERGED_CACHE if loras.lora_merged_cache is None else loras.lora_merged_cache)
+
+
 def _bytes(path: Path) -> int:
     """Of the safetensors files that a path stands for; what is not there is told of where it is loaded."""
     files = [path] if path.is_file() else path.glob("*.safetensors")

@@ -53,14 +53,14 @@ def extended(record: Adapter, component: str, bound: Bound, nbytes: int = 0) -> 
     return dataclasses.replace(record, applied=applied, skipped=skipped, nbytes=nbytes)
 
 
-def leaves_alone(record: Adapter, component: str) -> bool:
-    """Whether an adapter has nothing for a component that comes after the denoisers."""
-    return is_encoder(component) and not {TEXT_ENCODER, OTHER} & set(record.skipped.values())
-
-
 def weighed(record: Adapter, copied: Mapping[str, int], rescaled: Mapping[str, int]) -> Adapter:
     """The record with the layers of another component of which the adapter makes new weights."""
     return dataclasses.replace(record, copied={**record.copied, **copied}, rescaled={**record.rescaled, **rescaled})
+
+
+def leaves_alone(record: Adapter, component: str) -> bool:
+    """Whether an adapter has nothing for a component that comes after the denoisers."""
+    return is_encoder(component) and not {TEXT_ENCODER, OTHER} & set(record.skipped.values())
 
 
 def unused(record: Adapter) -> str:

@@ -69,7 +69,7 @@ class Site:
             denoisers=self.context.denoisers,
         )
         faults = {change.layer: why for change in bound.changes if (why := self._fault(change))}
-        told = {layer: f"{layer} of {file.path.name} is not served here: {why}" for layer, why in faults.items()}
+        told = {layer: f"{layer} of {file.name} is not served here: {why}" for layer, why in faults.items()}
         bound = dataclasses.replace(bound, refusals={**bound.refusals, **told})
         bound.check(name)
         return bound

@@ -66,7 +66,7 @@ def _lora(reading: Reading, name: str, value: Any) -> None:
         if path is not None:
             reading.refuse(
                 f"{name}.path",
-                "is not taken: adapters are loaded before, with --lora NAME=PATH or LoadLora; name it alone",
+                "is not taken: adapters are loaded before (--lora NAME=PATH, LoadLora); name it alone",
             )
         _first(given, "int_id", "lora_int_id")
         lora = reading.message.sampling.loras.add()
