@@ -104,6 +104,7 @@ def run_marked_tests() -> list[str]:
         return []
     paths = (
         "tests/features/test_on_gpu.py",
+        "tests/features/test_lora_batches.py",
         "tests/features/test_models_on_gpu.py",
         "tests/parallel/test_on_gpus.py",
         "tests/worker/test_lost_device.py",

@@ -15,6 +15,7 @@
 #include "../csrc/common/gemm.h"
 #include "../csrc/common/heads.h"
 #include "../csrc/common/image.h"
+#include "../csrc/common/lora.h"
 #include "../csrc/common/norm.h"
 #include "../csrc/common/quant.h"
 #include "../csrc/common/rope.h"
@@ -177,6 +178,38 @@ void compare(int64_t elements, Dtype dtype) {
   call.partials = static_cast<float*>(memory.made(call.first_chunk[3] * 2 * sizeof(float)));
   call.sums = static_cast<float*>(memory.made(6 * sizeof(float)));
   check("compare_store", omni_compare_store_cuda(&call, nullptr));
+}
+
+// Three runs, the second without a part; of the others each has two low-rank parts and a vector.
+void lora(int64_t in, int64_t out, int32_t rank, Code code, bool gelu) {
+  Memory memory;
+  omni::LoraAdd call{};
+  constexpr int kRuns = 3, kParts = 3;
+  const int32_t tokens[kRuns] = {33, 5, 70};
+  int64_t total = 0, inner = 0;
+  for (int r = 0; r < kRuns; ++r) {
+    omni::LoraRun& run = call.run[r];
+    run.first = total, run.inner_at = inner, run.tokens = tokens[r], run.first_part = run.end_part = r > 1 ? kParts : 0;
+    total += tokens[r];
+    if (r == 1) continue;
+    for (int p = 0; p < kParts; ++p) {
+      omni::LoraPart& part = call.part[run.end_part++];
+      part.row_begin = p == 1 ? static_cast<int32_t>(out / 3) : 0, part.row_end = static_cast<int32_t>(out);
+      part.rank = p < 2 ? rank + p : 0, part.first_block = run.blocks, part.scale = 0.5f;
+      if (p < 2) part.down = memory.numbers(part.rank * in, Dtype::kBFloat16);
+      part.up = memory.numbers((part.row_end - part.row_begin) * (p < 2 ? part.rank : 1), Dtype::kBFloat16);
+      run.blocks += (part.rank + omni::kLoraBlock - 1) / omni::kLoraBlock;
+    }
+    inner += static_cast<int64_t>(run.tokens) * run.blocks * omni::kLoraBlock;
+  }
+  call.y = memory.numbers(total * out, Dtype::kBFloat16), call.y_stride = out, call.x_stride = in;
+  call.x = code == Code::kNone ? memory.numbers(total * in, Dtype::kBFloat16)
+                               : memory.filled(std::vector<int8_t>(total * in, 3));
+  if (code != Code::kNone) call.x_scale = memory.filled(std::vector<float>(total, 0.1f));
+  call.inner = memory.made(inner * sizeof(__nv_bfloat16));
+  call.in = static_cast<int32_t>(in), call.out = static_cast<int32_t>(out), call.runs = kRuns;
+  call.gelu_tanh = gelu, call.dtype = Dtype::kBFloat16, call.code = code;
+  check("lora_add", omni_lora_add_cuda(&call, nullptr));
 }
 
 // Outputs of unlike lengths: guided and not, rescaled and not.
@@ -363,6 +396,11 @@ int main() {
       rope(kTokens / 2, 5, 5, 128, norm, true, codes);
       rope(20, 8, 8, 64, norm, false, codes);
     }
+  }
+  for (const Code code : {Code::kNone, Code::kFloat8, Code::kInt8}) {
+    for (const int32_t rank : {1, 15, 16, 40}) lora(264, 200, rank, code, rank == 15);
+    lora(1, 1, 3, code, true);
+    lora(100, 77, 8, code, false);
   }
   for (const Dtype dtype : {kHalf, kFull}) {
     compare(100003, dtype);

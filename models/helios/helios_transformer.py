@@ -16,6 +16,7 @@ from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.per_head import PerHead
 from omni_grpc.nn.query_key import Projected, norm_rope
 from omni_grpc.nn.rope import rope_table
+from omni_grpc.nn.row_changes import table_of
 from omni_grpc.nn.rows import JOINT, Row, Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.norm import norm_modulate
@@ -38,7 +39,7 @@ class HistoryAttention(CrossDitSelfAttention):
         self.history_key_scale = PerHead(scales)
 
     def attend(self, part: Projected, rows: Rows) -> Tensor:
-        q, k, v = norm_rope(part, rows["rope"])
+        q, k, v = norm_rope(part, rows["rope"], self.stream)
         scale = 1 + torch.sigmoid(self.history_key_scale()) * (MAX_KEY_SCALE - 1)
         per_token = torch.where(rows["past"][:, None], scale, 1.0)[..., None]
         out: Tensor = self.attention(q, (k * per_token).to(k.dtype), v, rows, over=self.stream)
@@ -53,6 +54,8 @@ class HeliosTransformer(nn.Module):
     streams, "rope" [T_joint, D / 2, 2], "past" [T_joint], "text_k" and "text_v" [T_txt, blocks, H, D]. "blocks"
     [M, 1, 6C] and "final" [M, 2C] come with the timestep; the history is at level 1, where it is always 0.
     """
+
+    row_parameters = ("scale_shift_table",)
 
     def __init__(
         self,
@@ -157,7 +160,10 @@ class HeliosTransformer(nn.Module):
         chunk, and for the history at timestep 0. dtype: of the tokens.
         """
         temb, shared = self.condition_embedder.time(torch.cat([t, t.new_zeros(1)]), dtype)
-        vectors = {**self.stack.modulation(shared), "final": (self.scale_shift_table + temb[:, None]).flatten(1)}
+        vectors = {
+            **self.stack.modulation(shared),
+            "final": (table_of(self, "scale_shift_table") + temb[:, None]).flatten(1),
+        }
         return {name: torch.stack([x[:-1], x[-1:].expand_as(x[:-1])], 1) for name, x in vectors.items()}
 
     def forward(self, latents: Tensor, rows: Rows) -> Tensor:

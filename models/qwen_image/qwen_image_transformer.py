@@ -14,6 +14,7 @@ from omni_grpc.nn.embeddings import TimestepEmbedding
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.norms import FinalNorm
 from omni_grpc.nn.rope import rope_table
+from omni_grpc.nn.row_changes import normed
 from omni_grpc.nn.rows import Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.types.spec import check_config
@@ -33,6 +34,8 @@ class QwenImageTransformer(nn.Module):
     What does not depend on the latents is computed once per request by `text`, `rope` and `modulation`, and is bound to
     the rows: "txt" [T_txt, C], "rope" [T_joint, D / 2, 2], "dual" [M, blocks, 12C] and "final" [M, 2C].
     """
+
+    row_parameters = ("txt_norm",)
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class QwenImageTransformer(nn.Module):
 
     def text(self, embeds: Tensor) -> Tensor:
         """Hidden states of the text encoder [T_txt, text_channels] -> the text tokens [T_txt, C]."""
-        out: Tensor = self.txt_in(self.txt_norm(embeds))
+        out: Tensor = self.txt_in(normed(self.txt_norm, embeds, TXT))
         return out
 
     def rope(self, text_tokens: int, height: int, width: int) -> Tensor:

@@ -13,6 +13,7 @@ from omni_grpc.nn.cross_dit import ConditionEmbedder, CrossDiTBlock, text_consta
 from omni_grpc.nn.dual_stream import IMG
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rope import rope_table
+from omni_grpc.nn.row_changes import table_of
 from omni_grpc.nn.rows import Rows
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.norm import norm_modulate
@@ -25,6 +26,8 @@ class WanTransformer(nn.Module):
     the rows: "text_k" and "text_v" [T_txt, blocks, H, D], "rope" [T_img, D / 2, 2], "blocks" [M, 1, 6C]
     and "final" [M, 2C].
     """
+
+    row_parameters = ("scale_shift_table",)
 
     def __init__(
         self,
@@ -87,7 +90,10 @@ class WanTransformer(nn.Module):
         tokens.
         """
         temb, shared = self.condition_embedder.time(t, dtype)
-        return {**self.stack.modulation(shared), "final": (self.scale_shift_table + temb[:, None]).flatten(1)}
+        return {
+            **self.stack.modulation(shared),
+            "final": (table_of(self, "scale_shift_table") + temb[:, None]).flatten(1),
+        }
 
     def forward(self, tokens: Tensor, rows: Rows) -> Tensor:
         """[T_img, in_channels * patch] -> [T_img, out_channels * patch]."""

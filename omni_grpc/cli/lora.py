@@ -53,7 +53,9 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
     yield f"{model['path']}: {model['pipeline']}"
     for component, applied in model["applied"].items():
         whole = applied["bytes_of_whole_weights"]
+        copies = applied["bytes_of_copies"]
         cost = f", {whole} bytes of whole weights (bfloat16)" if whole else ""
+        cost += f", {copies} bytes or more of merged weights (bfloat16)" if copies else ""
         yield f"  {component}: {applied['keys']} keys apply ({_counts(applied['kinds'])}){cost}"
         yield from (f"    {layer} -> {', '.join(modules)}" for layer, modules in applied["layers"].items())
     if model["skipped"]:

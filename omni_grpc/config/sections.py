@@ -191,6 +191,12 @@ class LoraConfig:
         "the next request (default: 8 GiB, or what those of --lora take)",
         minimum=0,
     )
+    lora_merged_cache: int | None = setting(
+        None,
+        "bytes of device memory for weights with adapters merged into them, of kinds that cannot be added row by row "
+        "(OFT, GLoRA, some DoRA and LoHa); a request that needs more is refused (default: 1 GiB)",
+        minimum=0,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,9 @@ from omni_grpc.types.spec import Checkpoint, ModelSpec
 DEVICE_CACHE, HOST_CACHE = 2 << 30, 8 << 30
 """Bytes of device and host memory for adapters, unless settings say otherwise, or those of `lora` take more."""
 
+MERGED_CACHE = 1 << 30
+"""Bytes of the device for merged weights, unless a setting says otherwise."""
+
 
 def device_cache(config: EngineConfig) -> int:
     """Bytes of the device that are kept for adapters, as far as settings and files tell before anything is loaded."""

@@ -59,6 +59,10 @@ class RowwiseLinear(AnyLinear):
             return compute(x)
         return torch.cat([compute(part) for part in rows.stream(self.stream).split(x)])
 
+    def full_precision(self) -> tuple[Tensor, Tensor | None]:
+        """Those of the layer inside, float32 [out, in] and [out]."""
+        return self.base.full_precision()
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self.base.shapes()
 

@@ -110,6 +110,11 @@ class Offloaded(AnyLinear):
         with self.present(None):
             return self.base.gelu(x)
 
+    def full_precision(self) -> tuple[Tensor, Tensor | None]:
+        """Those of the layer inside, float32 [out, in] and [out], on the device."""
+        with self.present(None):
+            return self.base.full_precision()
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes
 

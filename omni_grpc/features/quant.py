@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from omni_grpc.config import QuantizationConfig
 from omni_grpc.features import Context
 from omni_grpc.nn.activations import QuantizedActivation, quantize
-from omni_grpc.nn.linear import AnyLinear, Linear
+from omni_grpc.nn.linear import AnyLinear, Linear, in_float32
 from omni_grpc.nn.rows import MOD
 from omni_grpc.nn.stack import Stack
 from omni_grpc.ops.gemm import FP8_CAPABILITY, gemm_q
@@ -188,6 +188,11 @@ class QuantizedLinear(AnyLinear):
         elif isinstance(x, Tensor):
             x = quantize(x, self.kind)
         return gemm_q(x.codes, x.scale, self.weight, self.scale, self.bias, dtype=x.dtype, config=self.config)
+
+    def full_precision(self) -> tuple[Tensor, Tensor | None]:
+        """float32 [out, in] and [out]."""
+        weight = in_float32(self.weight) * self.scale.detach()[:, None]
+        return weight, None if self.bias is None else in_float32(self.bias)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.out_features, self.in_features)} | (

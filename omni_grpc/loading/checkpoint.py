@@ -67,11 +67,16 @@ def places(module: nn.Module, folder: Path, weights: WeightMap) -> WeightTargets
     }
 
 
-def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of every weight in a folder, by the name of its module. Raises CheckpointError as `places` does."""
+def weight_shapes(folder: Path, *others: str) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight in a folder, by the name of its module; and of `others`, which are the last parts of
+    names, by their whole names. Raises CheckpointError as `places` does.
+    """
     with _headers(folder) as (_, found):
-        weights = [source for source in found if source.key.endswith(".weight")]
-        return {source.key.removesuffix(".weight"): source.shape for source in weights}
+        return {
+            source.key.removesuffix(".weight"): source.shape
+            for source in found
+            if source.key.rpartition(".")[2] in ("weight", *others)
+        }
 
 
 def load_weights(

@@ -17,6 +17,7 @@ from omni_grpc.nn.feed_forward import FeedForward
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.norms import AcrossHeadsNorm, Float32LayerNorm
 from omni_grpc.nn.query_key import Projected, attend
+from omni_grpc.nn.row_changes import affine, normed, table_of
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add, norm_modulate
@@ -26,6 +27,8 @@ TEXT_K, TEXT_V = "text_k", "text_v"
 
 class CrossDitSelfAttention(nn.Module):
     """Attention of a row's tokens to each other. The rows have "rope" [T, head_size / 2, 2] bound to the stream."""
+
+    row_parameters = ("norm_q", "norm_k")
 
     def __init__(self, channels: int, num_heads: int, head_size: int, eps: float, stream: str = IMG) -> None:
         super().__init__()
@@ -49,6 +52,8 @@ class CrossDitSelfAttention(nn.Module):
 class CrossAttention(nn.Module):
     """Attention of a row's tokens to its text, whose keys and values are made once, by `keys_values`."""
 
+    row_parameters = ("norm_q", "norm_k")
+
     def __init__(self, channels: int, num_heads: int, head_size: int, eps: float) -> None:
         super().__init__()
         inner = num_heads * head_size
@@ -62,11 +67,11 @@ class CrossAttention(nn.Module):
     def keys_values(self, txt: Tensor) -> tuple[Tensor, Tensor]:
         """Text tokens [T_txt, C] -> keys and values, each [T_txt, heads, head_size]."""
         k, v = self.to_kv(txt).chunk(2, -1)
-        return _heads(self.norm_k(k), self.head_size), _heads(v, self.head_size)
+        return _heads(normed(self.norm_k, k, TXT), self.head_size), _heads(v, self.head_size)
 
     def forward(self, x: Activation, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         """x [T, C], and the text's k and v [T_txt, heads, head_size] -> [T, C]."""
-        q = _heads(self.norm_q(self.to_q(x)), self.head_size)
+        q = _heads(normed(self.norm_q, self.to_q(x), IMG), self.head_size)
         out: Tensor = self.to_out(self.attention(q, k, v, rows, over=IMG, kv=TXT).flatten(1))
         return out
 
@@ -85,6 +90,7 @@ class CrossDiTBlock(Block):
     """
 
     constants = (TEXT_K, TEXT_V)
+    row_parameters = ("norm2", "scale_shift_table")
 
     def __init__(
         self, num_heads: int, head_size: int, ff_channels: int, eps: float = 1e-6, *, stream: str = IMG
@@ -110,17 +116,17 @@ class CrossDiTBlock(Block):
         index = rows.index[stream]
         shift, scale, gate, ff_shift, ff_scale, ff_gate = self._vectors(mod)
 
-        weight, bias, across = self.norm2.weight, self.norm2.bias, (self.attn2.to_q,)
+        before, across = affine(self.norm2, None, rows), (self.attn2.to_q,)
 
         out = self.attn1(norm(x, scale, shift, index, self.eps, (self.attn1.to_qkv,)), rows)
         if stream == JOINT:
             parts = rows.split(gate_add(x, out, gate, index))
-            img = norm(parts[IMG], None, None, None, self.eps, across, weight=weight, bias=bias)
+            img = norm(parts[IMG], before.scale, before.shift, rows.index[IMG], self.eps, across, **before.options)
             img = parts[IMG] + self._across(img, rows, constants)
             x = rows.join({**parts, IMG: img})
             read = norm(x, ff_scale, ff_shift, index, self.eps, self.ffn.readers)
         else:
-            x, read = add_norm(x, out, gate, None, None, index, self.eps, across, weight=weight, bias=bias)
+            x, read = add_norm(x, out, gate, before.scale, before.shift, index, self.eps, across, **before.options)
             out = self._across(read, rows, constants)
             x, read = add_norm(x, out, None, ff_scale, ff_shift, index, self.eps, self.ffn.readers)
         return (gate_add(x, self.ffn(read), ff_gate, index),)
@@ -136,7 +142,9 @@ class CrossDiTBlock(Block):
 
     def _vectors(self, mod: Tensor) -> tuple[Tensor, ...]:
         """[M, 6C] -> the block's own modulation, six times [M, C] in float32."""
-        vectors: tuple[Tensor, ...] = (self.scale_shift_table + mod.float().unflatten(-1, (6, -1))).unbind(1)
+        vectors: tuple[Tensor, ...] = (table_of(self, "scale_shift_table") + mod.float().unflatten(-1, (6, -1))).unbind(
+            1
+        )
         return vectors
 
 

@@ -24,6 +24,8 @@ class JointAttention(nn.Module):
     The rows have "rope" [T_joint, head_size / 2, 2] bound to "joint".
     """
 
+    row_parameters = ("norm_q", "norm_k", "norm_added_q", "norm_added_k")
+
     def __init__(self, channels: int, num_heads: int, head_size: int, eps: float) -> None:
         super().__init__()
         inner = num_heads * head_size

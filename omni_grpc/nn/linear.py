@@ -93,6 +93,12 @@ class AnyLinear(nn.Module, abc.ABC):
         """
         return None
 
+    def full_precision(self) -> tuple[Tensor, Tensor | None]:
+        """Copies in float32 of the weight [out, in] that it computes with, dequantized, and of the bias [out]. Raises
+        InternalError for a layer of which this process has a part alone.
+        """
+        raise InternalError(f"a {type(self).__name__} cannot tell its whole weight")
+
     @property
     def activation_dtype(self) -> torch.dtype | None:
         """The dtype of 8 bits in which it reads activations, None for one that works in full precision. Such a layer
@@ -132,9 +138,18 @@ class Linear(AnyLinear):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in self.named_parameters(recurse=False)}
 
+    def full_precision(self) -> tuple[Tensor, Tensor | None]:
+        """float32 [out, in] and [out]."""
+        return in_float32(self.weight), None if self.bias is None else in_float32(self.bias)
+
     def load_tensor(self, name: str, tensor: Tensor) -> None:
         """Keeps weight [out, in] or bias [out] as it is, without a copy."""
         setattr(self, name, nn.Parameter(tensor, requires_grad=False))
+
+
+def in_float32(tensor: Tensor) -> Tensor:
+    """A copy of a parameter [...], of any shape."""
+    return tensor.detach().to(torch.float32, copy=True)
 
 
 class Elsewhere(AnyLinear):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.nn.linear import AnyLinear, Linear
+from omni_grpc.nn.linear import AnyLinear, Linear, in_float32
 from omni_grpc.ops.dequant import Packing, dequantize
 from omni_grpc.ops.linear import linear
 
@@ -69,6 +69,11 @@ class PackedLinear(AnyLinear):
         """The dequantized weight, in memory of its own: models ask their layers for dtype and device."""
         shape = self.out_features, self.in_features
         return self._unpack(torch.empty(shape, dtype=self.dtype, device=self.packed.device))
+
+    def full_precision(self) -> tuple[Tensor, Tensor | None]:
+        """float32 [out, in] and [out]."""
+        weight = torch.empty(self.out_features, self.in_features, device=self.packed.device)
+        return self._unpack(weight), None if self.bias is None else in_float32(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out]. The weight is dequantized to x's dtype in the shared workspace."""

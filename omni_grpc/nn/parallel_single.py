@@ -21,6 +21,8 @@ class ParallelSelfAttention(nn.Module):
     The rows have "rope" [T_joint, head_size / 2, 2] bound to "joint".
     """
 
+    row_parameters = ("norm_q", "norm_k")
+
     def __init__(self, channels: int, num_heads: int, head_size: int, eps: float) -> None:
         super().__init__()
         self.head_size = head_size

@@ -263,7 +263,8 @@ class Rows:
 
     Whatever is per token or per row is bound under the name of the stream that packs it, so that `narrow` treats it
     without knowing what it is. `source` is whatever the bound tensors were made from, row by row. With an `exchange`,
-    these are the parts of the rows that one rank has.
+    these are the parts of the rows that one rank has. `notes` is for parts of blocks that work something out of the
+    owners, once for all layers: each under a key of its own.
     """
 
     def __init__(
@@ -279,6 +280,7 @@ class Rows:
         self.layout = layouts.get(tuple(rows))
         self.bound = dict(bound or {})
         self.source: tuple[object, ...] = ()
+        self.notes: dict[Hashable, Any] = {}
         self.exchange = exchange
         self._whole = None if exchange is None else Rows(self.owners, exchange.rows, layouts, exchange=exchange.outer)
         if len(self.owners) != len(self.layout.rows):

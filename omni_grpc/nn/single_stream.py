@@ -12,6 +12,7 @@ from omni_grpc.nn.attention import Attention
 from omni_grpc.nn.feed_forward import SwiGLU
 from omni_grpc.nn.linear import AnyLinear, Linear
 from omni_grpc.nn.query_key import Projected, attend
+from omni_grpc.nn.row_changes import affine, gate_affine
 from omni_grpc.nn.rows import JOINT, MOD, Rows
 from omni_grpc.nn.stack import Block
 from omni_grpc.ops.norm import gate_add, norm_modulate
@@ -22,6 +23,8 @@ QK_EPS = 1e-5
 
 class SingleStreamAttention(nn.Module):
     """Attention of one stream to itself, with RMS norms of queries and keys per head."""
+
+    row_parameters = ("norm_q", "norm_k")
 
     def __init__(self, num_heads: int, head_size: int, num_kv_heads: int, stream: str) -> None:
         super().__init__()
@@ -59,6 +62,8 @@ class SingleStreamBlock(Block):
     The rows have the rotary table of the stream bound to it, [T_s, head_size / 2, 2]: "rope" over all tokens of a row,
     "rope_img" over one stream.
     """
+
+    row_parameters = ("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2")
 
     def __init__(
         self,
@@ -98,37 +103,31 @@ class SingleStreamBlock(Block):
         index = rows.index[self.carry[0]]
         scale_attn, gate_attn, scale_ff, gate_ff = mod.chunk(4, -1)
 
-        first = norm(
-            x,
-            scale_attn,
-            None,
-            index,
-            self.eps,
-            (self.attention.to_qkv,),
-            weight=self.attention_norm1.weight,
-            rms=True,
-            base=0.0,
-        )
+        before = affine(self.attention_norm1, scale_attn, rows, base=0.0)
+        first = norm(x, before.scale, None, index, self.eps, (self.attention.to_qkv,), rms=True, **before.options)
         out = self.attention(first, rows[self.rope], rows)
+        before = affine(self.ffn_norm1, scale_ff, rows, base=0.0)
+        gate, y_weight = gate_affine(self.attention_norm2, gate_attn)
         x, second = add_norm(
             x,
             out,
-            gate_attn,
-            scale_ff,
+            gate,
+            before.scale,
             None,
             index,
             self.eps,
             self.feed_forward.readers,
-            weight=self.ffn_norm1.weight,
             rms=True,
-            base=0.0,
-            y_weight=self.attention_norm2.weight,
+            y_weight=y_weight,
+            **before.options,
         )
         out = self.feed_forward(second)
-        return (gate_add(x, out, gate_ff, index, self.eps, y_weight=self.ffn_norm2.weight),)
+        gate, y_weight = gate_affine(self.ffn_norm2, gate_ff)
+        return (gate_add(x, out, gate, index, self.eps, y_weight=y_weight),)
 
     def signal(self, *carry: Tensor, rows: Rows, mod: Tensor, **constants: Tensor) -> Tensor:
         """The input of the attention [T, C]: tokens after the first norm and scale."""
-        index, scale, weight = rows.index[self.carry[0]], mod.chunk(4, -1)[0], self.attention_norm1.weight
+        index = rows.index[self.carry[0]]
         # the scale is the factor itself
-        return norm_modulate(carry[0], scale, None, index, self.eps, weight=weight, rms=True, base=0.0)
+        before = affine(self.attention_norm1, mod.chunk(4, -1)[0], rows, base=0.0)
+        return norm_modulate(carry[0], before.scale, None, index, self.eps, rms=True, **before.options)

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,8 +97,14 @@ def columns(weight: Tensor, inputs: Sequence[slice] | None) -> Tensor:
     return weight if inputs is None else torch.cat([weight[:, part] for part in inputs], 1)
 
 
-def mapped(update: Update, change: Callable[[Tensor], Tensor]) -> Update:
-    """The update with `change` of each of its tensors, of any shape."""
-    found: dict[str, Any] = {field.name: getattr(update, field.name) for field in dataclasses.fields(update)}
-    changed: dict[str, Any] = {name: change(x) for name, x in found.items() if isinstance(x, Tensor)}
-    return dataclasses.replace(update, **changed)
+def mapped(value: T, change: Callable[[Tensor], Tensor]) -> T:
+    """A dataclass with `change` of each tensor in it, of any shape, also in tuples and in dataclasses that it has."""
+    made: Any = value
+    if isinstance(value, Tensor):
+        made = change(value)
+    elif type(value) is tuple:
+        made = tuple(mapped(each, change) for each in cast("tuple[Any, ...]", value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        made = dataclasses.replace(value, **{name: mapped(getattr(value, name), change) for name in names})
+    return cast(T, made)

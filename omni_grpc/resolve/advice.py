@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 
 from omni_grpc.resolve.rules import ServingFacts, takes
+from omni_grpc.types.lora import copies
 from omni_grpc.types.request import Draft, Guidance, GuidanceNorm, Request, has_negative
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import GuidanceKind
@@ -148,6 +149,21 @@ def _is_known(word: str, known: frozenset[str]) -> bool:
     return word in known or all(part in known for part in re.findall(r"[^\W_]+", word))
 
 
+def _merged_loras(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
+    needed = copies(request.loras, facts.found.loras)
+    if not needed:
+        return None
+    kept = ", not quantized as the others are" if facts.found.quantized_layers else ""
+    return RequestWarning(
+        code="LORA_MERGED",
+        field="sampling.loras",
+        message=f"{len(needed)} layers are computed with copies of their weights, into which adapters are merged; "
+        f"copies are in the precision of the model{kept}, and the first step that uses one makes it",
+        requested=", ".join(lora.lora_id for lora in request.loras),
+        applied=f"{len(needed)} copies, {sum(needed.values())} bytes",
+    )
+
+
 ADVICE: tuple[Callable[[Draft, Request, ServingFacts], RequestWarning | None], ...] = (
     _scale_without_effect,
     _cfg_not_supported,
@@ -158,6 +174,7 @@ ADVICE: tuple[Callable[[Draft, Request, ServingFacts], RequestWarning | None], .
     _unknown_words("negative_prompt"),
     *(_needs_cfg(name) for name in CFG_FIELDS if name != "true_cfg_scale"),
     *(_needs_experts(name) for name in EXPERT_FIELDS),
+    _merged_loras,
 )
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from omni_grpc.config import LimitsConfig
 from omni_grpc.resolve.frames import counts_frames, duration_fault, nearest_frames
 from omni_grpc.types.findings import WorkerFindings
-from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS, Lora, newest
+from omni_grpc.types.load_progress import size_text
+from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS, Lora, copies, newest
 from omni_grpc.types.media import AudioFormat, ImageFormat, Modality, OutputFormat, VideoFormat
 from omni_grpc.types.parameters import has_place
 from omni_grpc.types.request import MAX_SEED, Draft, Task
@@ -269,6 +270,13 @@ def _loras(draft: Draft, facts: ServingFacts) -> str:
         return f"has {len(draft.loras)} entries; the maximum is {MAX_LORAS}"
     if len({(lora.lora_id, lora.target) for lora in draft.loras}) < len(draft.loras):
         return "names an adapter twice; name it once, with the sum of both scales"
+    needed, limit = sum(copies(draft.loras, facts.found.loras).values()), facts.found.lora_merged_cache
+    if needed > limit:
+        return (
+            f"needs {size_text(needed)} of weights with adapters merged into them, and this server has "
+            f"{size_text(limit)} for them; start it with --lora-merged-cache {needed}, use fewer such adapters at "
+            "once, or fold one into the checkpoint with omni-grpc lora merge"
+        )
     return ""
 
 

@@ -33,10 +33,12 @@ class WorkerFindings(ModelExecution):
     step cache that every request runs under, if there is one (`fixed_cache`).
 
     Adapters come and go while a worker lives: what it reports of them (plan.OfAdapter) changes these findings.
+    `lora_merged_cache` is the room for weights with adapters merged into them, in bytes.
     """
 
     loras: tuple[Adapter, ...] = ()
     fixed_cache: FixedCache | None = None
+    lora_merged_cache: int = 0
 
     def with_adapter(self, adapter: Adapter) -> Self:
         """The findings with another adapter, or with the newer record of one."""

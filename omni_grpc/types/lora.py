@@ -40,6 +40,9 @@ class Adapter:
     loaded under the id of another one shares nothing with it. `nbytes` is what it takes of the caches of adapters,
     `size_bytes` is that of its file. One that is `pinned` is never dropped from them.
 
+    `copied` and `rescaled` are the layers of which it makes new weights, as component.path, with the bytes of a copy:
+    it needs one of the first, and of the others only beside another adapter that makes new weights of them.
+
     `applied` counts its keys that found a layer, by component; `skipped` names those that found none in any, each with
     the reason.
     """
@@ -55,6 +58,8 @@ class Adapter:
     uid: str = ""
     nbytes: int = 0
     pinned: bool = False
+    copied: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    rescaled: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -74,6 +79,23 @@ class Adapter:
 def newest(adapters: Sequence[Adapter], lora_id: str) -> Adapter | None:
     """The adapter that a new request means by an id: of several loads, the last one. None: there is none."""
     return next((adapter for adapter in reversed(adapters) if adapter.id == lora_id), None)
+
+
+def copies(loras: Sequence[Lora], adapters: Sequence[Adapter]) -> dict[str, int]:
+    """The layers of which a request with these adapters needs a copy of the weight, and the bytes of each."""
+    needed: dict[str, int] = {}
+    seen: set[str] = set()
+    for lora in loras:
+        adapter = newest(adapters, lora.lora_id)
+        if adapter is None or not lora.scale:
+            continue
+        for mine, needs_one in ((adapter.copied, True), (adapter.rescaled, False)):
+            for layer, size in mine.items():
+                if lora.target in ("", layer.partition(".")[0]):
+                    if needs_one or layer in seen:
+                        needed[layer] = size
+                    seen.add(layer)
+    return needed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from omni_grpc.features import Adapters
 from omni_grpc.types.errors import FailedPrecondition, Failure, OperationCancelled, ResourceExhausted
@@ -18,6 +18,8 @@ from omni_grpc.types.request import Request
 from omni_grpc.worker.failure import failure
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NONE = (
     "the model was started without LoRA adapters, and takes none while it runs; give the server one of the settings "
@@ -94,18 +96,7 @@ class Adapting:
             if request.loras:
                 raise FailedPrecondition(NONE, reason="LORA_NOT_LOADED")
             return
-        while True:
-            with self._expecting:
-                expected = bool(self._expected)
-            try:
-                adapters.admit(request)
-                return
-            except ResourceExhausted:
-                # of requests that were dropped, some may be in the step that runs
-                if not expected:
-                    raise
-            with self._expecting:
-                self._expecting.wait_for(lambda: not self._expected)
+        self._with_room(lambda: adapters.admit(request))
 
     def expect(self, ids: Sequence[str]) -> None:
         """`release_expected` of these requests follows, once the step that runs has ended."""
@@ -172,10 +163,25 @@ class Adapting:
                 raise OperationCancelled(f"the adapter {order.id!r} was unloaded before it was there")
             if adapters is None:
                 raise FailedPrecondition(NONE, reason="LORA_OFF")
-            entry = adapters.load(order)
+            entry = self._with_room(lambda: adapters.load(order))
             self._between_steps(lambda: self._attach(adapters, order, entry))
         except Exception as error:  # noqa: BLE001 - an order that fails is answered, as a request is
             self._fail(order, failure(error, f"loading the adapter {order.id}"))
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        """Does what finds no room once more, where it is about to be: requests that were dropped may be in the step
+        that runs.
+        """
+        while True:
+            with self._expecting:
+                expected = bool(self._expected)
+            try:
+                return work()
+            except ResourceExhausted:
+                if not expected:
+                    raise
+            with self._expecting:
+                self._expecting.wait_for(lambda: not self._expected)
 
     def _attach(self, adapters: Adapters, order: LoadAdapter, entry: Any) -> None:
         with self._lock:

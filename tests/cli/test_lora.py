@@ -79,13 +79,27 @@ def test_a_report_can_be_read(tiny_qwen_image: Path, tmp_path: Path) -> None:
     assert out.startswith(alone)
 
 
+def test_kinds_that_make_new_weights_are_told_with_what_copies_take(tiny_qwen_image: Path, tmp_path: Path) -> None:
+    shapes = {"a1": (128, 2), "a2": (2, 128), "b1": (128, 2), "b2": (2, 128)}
+    layer, norm = "transformer_blocks.0.attn.to_q", "transformer_blocks.0.attn.norm_q"
+    tensors = {f"{layer}.{part}.weight": torch.ones(shape) for part, shape in shapes.items()}
+    file = write(tmp_path / "a.safetensors", tensors | {f"{norm}.w_norm": torch.ones(32)})
+    code, out, _ = run("lora inspect", file, "--model", str(tiny_qwen_image))
+    assert code == 0
+    for line in (
+        "  transformer: 5 keys apply (norm diff 1, GLoRA 1), 32768 bytes or more of merged weights (bfloat16)",
+        f"    {norm} -> {norm}",
+    ):
+        assert line in out.splitlines()
+
+
 def test_a_file_that_the_model_would_not_take_ends_with_one(tiny_qwen_image: Path, tmp_path: Path) -> None:
     model = ("--model", str(tiny_qwen_image))
-    wrong = {**kohya(out=64), f"lora_unet_{MODULATION}.dora_scale": torch.ones(768, 1)}
+    wrong = {**kohya(out=64), f"lora_unet_{MODULATION}.dora_scale": torch.ones(3, 1)}
     code, out, _ = run("lora inspect", write(tmp_path / "a.safetensors", wrong), *model)
     assert code == 1
     assert "changes a weight (64, 128), the model's is (128, 128)" in out
-    assert "is not served yet: DoRA rescales" in out
+    assert f"lora_unet_{MODULATION}.dora_scale is (3, 1); a weight (768, 128) has 768 outputs" in out
     assert out.splitlines()[-1] == "  it cannot be used"
     pair = {f"blocks.7.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}
     code, out, _ = run("lora inspect", write(tmp_path / "b.safetensors", pair), *model)

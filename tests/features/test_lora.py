@@ -124,12 +124,12 @@ def test_an_adapter_at_scale_zero_is_not_even_multiplied(tmp_path: Path) -> None
             r"no key of a.safetensors fits a layer .* \(zero\)",
         ),
         (
-            factors(QUERY, 128, 128) | {f"{QUERY}.dora_scale": torch.ones(128, 1)},
-            f"{QUERY} of a.safetensors is not served yet: DoRA rescales .*; merge it into the checkpoint",
+            factors(QUERY, 128, 128) | {f"{QUERY}.reshape_weight": torch.tensor([128, 256])},
+            f"{QUERY} of a.safetensors is not served yet: reshape_weight gives .*; load a checkpoint that has them",
         ),
         (
-            {f"transformer_blocks.{block}.attn.norm_q.diff": torch.ones(32) for block in (0, 1)},
-            "transformer_blocks.0.attn.norm_q is no linear layer, and norms are not changed yet; .* and a layer more",
+            {f"transformer_blocks.{block}.attn.norm_q.diff_b": torch.ones(32) for block in (0, 1)},
+            "transformer_blocks.0.attn.norm_q of the model has no bias; use a file without it, and a layer more",
         ),
     ],
 )

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from omni_grpc.loading.adapters import read_adapter
 from omni_grpc.loading.adapters.binding import Change, bind
-from omni_grpc.loading.adapters.deltas import Bias, LowRank
+from omni_grpc.loading.adapters.deltas import Bias, LowRank, Vector
+from omni_grpc.loading.adapters.transforms import Loha
 from omni_grpc.types.errors import ConfigError
 
 DOWN, UP = torch.arange(8.0).view(2, 4), torch.arange(6.0).view(3, 2)
@@ -27,14 +28,15 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | 
     return path
 
 
-NORM = "blocks.0.attn.norm_q"
+NORM, TABLE = "blocks.0.attn.norm_q", "blocks.0.scale_shift_table"
+LAYERS = {LAYER: (3, 4), NORM: (2,), TABLE: (1, 6, 2), "blocks.0.conv": None}
 COMPONENTS = ("transformer", "transformer_2")
 
 
 def changes(path: Path, component: str = "transformer") -> tuple[Change, ...]:
-    """What a file changes of a component that has one linear layer and one norm."""
+    """What a file changes of a component that has a linear layer, a norm, a table and a convolution."""
     file = read_adapter("style", path)
-    bound = bind("style", file, component, {LAYER: (3, 4), NORM: None}, components=COMPONENTS)
+    bound = bind("style", file, component, LAYERS, components=COMPONENTS)
     bound.check("style")
     return bound.changes
 
@@ -143,6 +145,11 @@ def loha(rank: int) -> dict[str, Tensor]:
     return {part: torch.randn(shape, generator=generator) for part, shape in shapes.items()}
 
 
+def wide_loha() -> dict[str, Tensor]:
+    """Two products of unlike shapes."""
+    return {**loha(17), "w2_b": torch.ones(17, 5)}
+
+
 PAIR = {f"{LAYER}.lora_A.weight": DOWN, f"{LAYER}.lora_B.weight": UP}
 
 
@@ -152,26 +159,35 @@ PAIR = {f"{LAYER}.lora_A.weight": DOWN, f"{LAYER}.lora_B.weight": UP}
         ({"x.weight": DOWN}, None, "has no LoRA layers; it begins with x.weight"),
         ({f"{LAYER}.lora_A.weight": DOWN}, None, f"{LAYER} has one factor of two"),
         ({**PAIR, f"{LAYER}.lora_B.weight": UP[:, :1].contiguous()}, None, "have no product"),
-        ({**PAIR, f"{LAYER}.lora_magnitude_vector": UP}, None, "DoRA rescales"),
-        ({**PAIR, f"{LAYER}.dora_scale": UP * 0}, None, "DoRA rescales"),
-        ({f"{LAYER}.oft_blocks": UP}, None, "OFT rotates"),
-        ({f"{LAYER}.oft_R.default.weight": UP}, None, "OFT rotates"),
-        ({f"{LAYER}.boft_R": UP}, None, "BOFT rotates"),
-        ({f"{LAYER}.{part}.weight": UP for part in ("a1", "a2", "b1", "b2")}, None, "GLoRA multiplies"),
-        ({f"{LAYER}.set_weight": UP}, None, "set_weight replaces"),
+        ({**PAIR, f"{LAYER}.lora_magnitude_vector": UP}, None, r"vector is \(3, 2\); a weight \(3, 4\) has 3 outputs"),
+        ({**PAIR, f"{LAYER}.dora_scale": torch.zeros(1, 3)}, None, r"dora_scale is \(1, 3\); a weight"),
+        ({f"{LAYER}.oft_blocks": UP}, None, r"oft_blocks is \(3, 2\), no blocks of 3 channels"),
+        ({f"{LAYER}.oft_blocks": torch.ones(1, 3, 3), f"{LAYER}.rescale": UP}, None, "rescale has 6 values"),
+        ({f"{LAYER}.rescale": UP[:, :1].contiguous()}, None, "and no blocks to rotate by"),
+        ({f"{LAYER}.oft_R.default.weight": UP}, None, r"is \(3, 2\), which are no blocks of 4 inputs"),
+        ({f"{LAYER}.oft_diag": UP}, None, "oft_diag is of an older OFT"),
+        ({f"{LAYER}.boft_R": UP}, None, r"boft_R is \(3, 2\), no blocks of 4 channels"),
+        ({f"{LAYER}.boft_R": torch.ones(3, 2, 2, 2)}, None, "stages of boft_R with blocks of 2 do not fit 4 inputs"),
+        ({f"{LAYER}.oft_blocks": torch.ones(2, 3, 1, 1)}, None, "2 stages of blocks of 1 do not fit 3 outputs"),
+        (
+            {f"{LAYER}.{part}.weight": UP for part in ("a1", "a2", "b1", "b2")},
+            None,
+            "a1, a2, b1 and b2 have no products",
+        ),
+        ({f"{LAYER}.a1.weight": UP, f"{LAYER}.dora_scale": UP}, None, "dora_scale rescales what is no sum"),
+        ({f"{LAYER}.set_weight": UP}, None, r"changes a weight \(3, 2\), the model's is \(3, 4\)"),
         ({**PAIR, f"{LAYER}.reshape_weight": torch.tensor([3, 8])}, None, "reshape_weight gives a layer more inputs"),
-        ({"transformer.blocks.0.diff_m": UP}, None, "diff_m changes a table of modulation"),
-        ({"blocks.0.attn.norm_q.diff": UP[0]}, None, "blocks.0.attn.norm_q is no linear layer, and norms are not"),
-        ({"blocks.0.attn.norm_q.diff_b": UP[0]}, None, "blocks.0.attn.norm_q is no linear layer, and norms are not"),
-        ({"blocks.0.attn.norm_q.w_norm": UP[0]}, None, "it changes a norm"),
+        ({"transformer.blocks.0.diff_m": UP}, None, r"scale_shift_table changes \(3, 2\), the model's is \(1, 6, 2\)"),
+        ({f"{NORM}.diff": UP[:, 0]}, None, r"norm_q changes \(3,\), the model's is \(2,\)"),
+        ({f"{NORM}.oft_blocks": torch.ones(1, 2, 2)}, None, "oft_blocks is not a change that a norm can have"),
+        ({"blocks.0.conv.diff": UP[0]}, None, "blocks.0.conv is neither a linear layer nor a norm"),
         ({**PAIR, f"{LAYER}.lora_A.two.weight": DOWN}, None, "which are the same; keep one adapter in a file"),
         ({**PAIR, f"lora_unet_{FLAT}.lora_down.weight": DOWN}, None, "are the same layer"),
         ({f"{LAYER}.lora_B.bias": UP[:, 0]}, None, "is of a factor that is not there"),
         ({f"{LAYER}.hada_w1_a": UP}, None, "has one factor of two, and no hada_w1_b"),
-        ({f"{LAYER}.hada_{part}": x for part, x in loha(17).items()}, None, "served up to rank 16"),
+        ({f"{LAYER}.hada_{part}": x for part, x in wide_loha().items()}, None, "are not of one shape"),
         ({f"{LAYER}.diff": UP}, None, r"changes a weight \(3, 2\), the model's is \(3, 4\)"),
         ({f"{LAYER}.diff_b": UP[0]}, None, r"changes a weight \(2,\), the model's is \(3,\)"),
-        (PAIR, '{"use_dora": true}', "use_dora"),
         (PAIR, '{"alpha_pattern": {"to_q": "3"}}', "alpha_pattern in .* must be a finite number"),
         (PAIR, '{"alpha_pattern": [3]}', "alpha_pattern in .* must be an object"),
         (PAIR, '{"alpha_pattern": {"(": 3}}', "which is no regular expression"),
@@ -187,6 +203,48 @@ def test_what_is_no_plain_adapter_is_refused_by_name(
     assert str(caught.value).startswith("--lora style: ")
     assert caught.value.reason == "BAD_LORA"
     assert [violation.field for violation in caught.value.violations] == ["lora"]
+
+
+def test_norms_and_tables_are_changed_by_parameter(tmp_path: Path) -> None:
+    values = torch.tensor([1.0, -2.0])
+    tensors = {
+        f"{NORM}.w_norm": values,
+        f"diffusion_model.{NORM}.diff_b": values * 2,
+        "diffusion_model.blocks.0.diff_m": torch.arange(12.0).view(1, 6, 2),
+    }
+    found = {}
+    for key, tensor in tensors.items():
+        (change,) = changes(write(tmp_path / "a.safetensors", {key: tensor}))
+        assert isinstance(change.delta, Vector)
+        found[change.parts[0].module, change.delta.leaf] = change.delta.values
+    expected = {
+        (NORM, "weight"): values,
+        (NORM, "bias"): values * 2,
+        (TABLE, TABLE.rpartition(".")[2]): torch.arange(12),
+    }
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name].flatten(), tensor.float())
+
+
+def test_the_modulation_of_a_block_that_has_no_table_is_told(tmp_path: Path) -> None:
+    file = read_adapter(
+        "a", write(tmp_path / "a.safetensors", PAIR | {"blocks.0.diff_m": UP, "blocks.1.diff_m": UP * 0})
+    )
+    bound = bind("a", file, "transformer", {LAYER: (3, 4)})
+    assert bound.skipped == {"blocks.0.diff_m": "no such layer in the model", "blocks.1.diff_m": "zero"}
+
+
+def test_a_loha_of_high_rank_is_kept_as_its_factors(tmp_path: Path) -> None:
+    """Up to rank 16 it is a LoRA, above that a LoRA would be larger than the weight."""
+    for rank, kind in ((16, LowRank), (17, Loha)):
+        parts = loha(rank)
+        file = write(tmp_path / "a.safetensors", {f"{LAYER}.hada_{part}": x for part, x in parts.items()})
+        (change,) = changes(file)
+        assert isinstance(change.delta, kind)
+        assert not isinstance(change.delta, Bias)
+        expected = (parts["w1_a"] @ parts["w1_b"]) * (parts["w2_a"] @ parts["w2_b"])
+        torch.testing.assert_close(change.delta.dense(), expected)
 
 
 def test_a_convolution_is_left_out_and_its_keys_are_not_used(tmp_path: Path) -> None:
@@ -270,7 +328,7 @@ def test_keys_of_zeros_change_nothing_whatever_their_kind(tmp_path: Path) -> Non
         "blocks.1.attn.to_q.diff": DOWN,
     }
     file = read_adapter("style", write(tmp_path / "a.safetensors", zeros))
-    bound = bind("style", file, "transformer", {LAYER: (3, 4), NORM: None, "blocks.1.attn.to_q": (2, 4)})
+    bound = bind("style", file, "transformer", {LAYER: (3, 4), NORM: (4,), "blocks.1.attn.to_q": (2, 4)})
     assert bound.refusals == {}
     assert [change.layer for change in bound.changes] == ["blocks.1.attn.to_q"]
     assert bound.skipped == dict.fromkeys(list(zeros)[:-1], "zero")

@@ -58,9 +58,8 @@ class Served:
     def __init__(self, model: Path, **settings: Any) -> None:
         self._reports: queue.Queue[Report] = queue.Queue()
         self._kept: list[Report] = []
-        self.config = EngineConfig.from_settings(
-            model=str(model), device="cpu", cpu_threads=1, warm_up_seconds=0.0, **settings
-        )
+        usual = {"device": "cpu", "cpu_threads": 1, "warm_up_seconds": 0.0}
+        self.config = EngineConfig.from_settings(model=str(model), **usual | settings)
         self.checkpoint = open_checkpoint(self.config.model.model, name="tiny")
         prefix = f"omni-test-{secrets.token_hex(4)}-"
         self.worker = Worker(self.config, self.checkpoint, self._reports.put, prefix)

@@ -16,12 +16,13 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 
 from omni_grpc.config import LoraConfig
-from omni_grpc.feature_rules.lora import DEVICE_CACHE, HOST_CACHE
+from omni_grpc.feature_rules.lora import DEVICE_CACHE, HOST_CACHE, MERGED_CACHE
 from omni_grpc.features import Context
 from omni_grpc.features.lora import records
 from omni_grpc.features.lora.cache import ByteCache
 from omni_grpc.features.lora.entry import Entry, Part
 from omni_grpc.features.lora.site import Placed, Site
+from omni_grpc.features.lora.variants import MergedCache
 from omni_grpc.loading.adapters import AdapterFile, read_adapter
 from omni_grpc.loading.adapters.files import refused
 from omni_grpc.types.errors import (
@@ -58,6 +59,8 @@ class Adapters:
         self._lock = threading.RLock()
         self._asleep = False
         self.device, self.host = ByteCache(math.inf), ByteCache(math.inf)
+        limit = config.lora_merged_cache
+        self.copies = MergedCache(MERGED_CACHE if limit is None else limit)
 
     # --- at start -----------------------------------------------------------------------------------------------------
 
@@ -76,6 +79,7 @@ class Adapters:
             part = Part.of(site, placed)
             entry.parts.append(part)
             entry.record = records.extended(entry.record, site.component, bound, entry.nbytes)
+            entry.record = records.weighed(entry.record, *site.own_weights(placed))
             part.keep(placed)
             self._fetch(part)
             part.put(name)
@@ -129,6 +133,8 @@ class Adapters:
             raise InvalidArgument(message, reason="BAD_LORA", violations=(Violation("source", message),)) from error
         placed = [(site, site.placed(one)) for site, one in bound]
         del file, bound
+        for site, changes in placed:
+            record = records.weighed(record, *site.own_weights(changes))
         entry = Entry(Path(order.path), record)
         try:
             self._keep_on_host(entry, placed)
@@ -150,8 +156,8 @@ class Adapters:
                     part.put(entry.key)
             else:
                 for part in entry.parts:
-                    for path in part.paths:
-                        part.site.wrap(path)
+                    for target in part.targets:
+                        part.site.wrap(target)
             entry.attached = True
             self._report()
             return entry.record
@@ -206,15 +212,16 @@ class Adapters:
             self._leave_host(entry)
             others = [part for one in self._entries.values() for part in one.parts]
             for part in entry.parts:
-                changed = {path for other in others if other.site is part.site for path in other.paths}
-                for path in set(part.paths) - changed:
-                    part.site.unwrap(path)
+                changed = {target for other in others if other.site is part.site for target in other.targets}
+                for target in set(part.targets) - changed:
+                    part.site.unwrap(target)
             self._report()
 
     # --- sleep --------------------------------------------------------------------------------------------------------
 
     def sleep(self) -> None:
         """Gives back all memory of the device, while there is no request."""
+        self.copies.clear()
         with self._lock:
             self._asleep = True
             for key in self.device.keys:
@@ -238,8 +245,8 @@ class Adapters:
 
     @property
     def room(self) -> int:
-        """Bytes of the device that adapters may still take."""
-        return max(0, int(self.device.limit) - self.device.used)
+        """Bytes of the device that adapters, and weights with them merged in, may still take."""
+        return max(0, int(self.device.limit) - self.device.used) + self.copies.limit - self.copies.size
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -372,7 +379,7 @@ class Adapters:
         return ResourceExhausted(message, reason="LORA_CACHE_FULL", retry_after=RETRY_SECONDS)
 
     def _report(self) -> None:
-        self._effects.report(loras=self.found)
+        self._effects.report(loras=self.found, lora_merged_cache=self.copies.limit)
 
 
 def _limit(setting: int | None, default: int, at_start: int) -> float:

@@ -32,4 +32,4 @@ def apply(module: nn.Module, config: LoraConfig, context: Context) -> None:
     for stack in [part for part in module.modules() if isinstance(part, Stack)]:
         # from the start, batches and tables are told apart by what any layer may look at later
         stack.add_module(AdapterKeys.NAME, AdapterKeys())
-    adapters.add(Site(module, context))
+    adapters.add(Site(module, context, adapters.copies))

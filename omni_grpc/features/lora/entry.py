@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from omni_grpc.features.lora.site import Placed, Site
+from omni_grpc.features.lora.site import Placed, Site, Target
 from omni_grpc.nn.updates import mapped
 from omni_grpc.ops.host import ALIGNMENT, Region, cut
 from omni_grpc.types.lora import Adapter
@@ -37,7 +38,7 @@ class HostPart:
                 kept[id(tensor)].copy_(tensor)
             return kept[id(tensor)]
 
-        self.placed = [Placed(one.path, mapped(one.update, keep)) for one in placed]
+        self.placed = [Placed(one.target, mapped(one.update, keep)) for one in placed]
 
     def pin(self, site: Site) -> None:
         self._region.pin(site.context.device)
@@ -53,17 +54,17 @@ class HostPart:
             assert start is not None
             return cut(there, start, tensor.shape, tensor.dtype)
 
-        return [Placed(one.path, mapped(one.update, same)) for one in self.placed]
+        return [Placed(one.target, mapped(one.update, same)) for one in self.placed]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Part:
-    """What an adapter is to one component. `paths`: of the layers that it changes, each once. `host`: None where the
+    """What an adapter is to one component. `targets`: what takes its changes, each once. `host`: None where the
     host has dropped it. `waiting`: what has been copied to the device and is not in the layers yet.
     """
 
     site: Site
-    paths: tuple[str, ...]
+    targets: tuple[Target, ...]
     nbytes: int
     host: HostPart | None = None
     waiting: list[Placed] | None = None
@@ -71,7 +72,7 @@ class Part:
     @classmethod
     def of(cls, site: Site, placed: Sequence[Placed]) -> Part:
         """What changes take, before they are kept."""
-        return cls(site, tuple(dict.fromkeys(one.path for one in placed)), bytes_of(placed))
+        return cls(site, tuple(dict.fromkeys(one.target for one in placed)), bytes_of(placed))
 
     def keep(self, placed: Sequence[Placed]) -> None:
         """Puts changes into host memory, which is pinned where they go to a device from there."""
@@ -82,17 +83,17 @@ class Part:
     def put(self, key: str) -> None:
         """Puts what waits into the layers, if something does."""
         waiting, self.waiting = self.waiting or [], None
-        by_path: dict[str, list[Placed]] = {}
+        by_target: dict[Target, list[Any]] = {}
         for one in waiting:
-            by_path.setdefault(one.path, []).append(one)
-        for path, here in by_path.items():
-            self.site.wrap(path).put(key, [one.update for one in here])
+            by_target.setdefault(one.target, []).append(one.update)
+        for target, updates in by_target.items():
+            self.site.wrap(target).put(key, updates)
 
     def take(self, key: str) -> None:
         """Takes an adapter out of the layers."""
         self.waiting = None
-        for path in self.paths:
-            self.site.wrap(path).remove(key)
+        for target in self.targets:
+            self.site.wrap(target).remove(key)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 
-from omni_grpc.nn.linear import AnyLinear, Shard, active
+from omni_grpc.features.lora.runs import NONE, LayerPlan, Runs, runs_of
+from omni_grpc.nn.activations import Activation
+from omni_grpc.nn.linear import AnyLinear, Shard, activate, active
 from omni_grpc.nn.rows import Owner
 from omni_grpc.nn.updates import Update
 from omni_grpc.types.lora import Lora
+
+MAX_PLANS = 16
+"""Batches of which a layer remembers what it adds, at most."""
 
 
 class LoraLinear(AnyLinear):
@@ -24,10 +29,12 @@ class LoraLinear(AnyLinear):
         self.base, self.component, self.apart = base, component, apart
         self.in_features, self.out_features, self.stream = base.in_features, base.out_features, base.stream
         self.parts: dict[str, list[Update]] = {}
+        self._note = ("lora", component, self.stream, apart)
+        self._plans: dict[Runs, LayerPlan] = {}
 
     @property
     def variant(self) -> Callable[[Owner], tuple[Lora, ...]]:
-        return _loras
+        return owner_loras
 
     @property
     def weight(self) -> Tensor:
@@ -41,20 +48,48 @@ class LoraLinear(AnyLinear):
         rows that run meanwhile have other adapters.
         """
         self.parts[key] = list(updates)
+        self._plans.clear()
 
     def remove(self, key: str) -> None:
         """Drops an adapter, if the layer has it. From any thread, as `put`."""
         self.parts.pop(key, None)
+        # they hold its factors
+        self._plans.clear()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [T, in] -> [T, out]: the wrapped layer, plus the changes of each row's adapters."""
+    @property
+    def activation_dtype(self) -> torch.dtype | None:
+        """That of the layer inside: what adapters add is made of the same codes."""
+        return self.base.activation_dtype
+
+    def forward(self, x: Activation) -> Tensor:
+        """x [T, in], in full precision or as the wrapped layer reads it -> [T, out]: the wrapped layer, plus the
+        changes of each row's adapters.
+        """
+        plan = self._plan(x)
         y: Tensor = self.base(x)
-        for tokens, loras in self._adapter_runs():
-            for lora in loras:
-                if lora.scale and lora.target in ("", self.component):
-                    for part in self.parts.get(lora.key, ()):
-                        y[tokens, part.rows].add_(part.change(x[tokens]), alpha=lora.scale)
-        return y
+        return y if plan is None else plan.add(y, x, gelu=False)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """GELU (tanh) of `self(x)`, [T, in] -> [T, out], in the pass that adds the changes; where there are none, it is
+        the wrapped layer's own.
+        """
+        plan = self._plan(x)
+        if plan is None:
+            return self.base.gelu(x)
+        rows = active.get()
+        if self.apart and len(rows) > 1:
+            # the wrapped layer's GELU may differ in the last bit, so a row has to get what it would get alone
+            outputs = []
+            for row, part in enumerate(rows.stream(self.stream).split(x)):
+                with activate(rows.narrow([row])):
+                    outputs.append(self.gelu(part))
+            return torch.cat(outputs)
+        y: Tensor = self.base(x)
+        return plan.add(y, x, gelu=True)
+
+    def full_precision(self) -> tuple[Tensor, Tensor | None]:
+        """Those of the layer inside, float32 [out, in] and [out]."""
+        return self.base.full_precision()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self.base.shapes()
@@ -63,19 +98,21 @@ class LoraLinear(AnyLinear):
         """Passes weight [out, in] or bias [out] on to the wrapped layer."""
         self.base.load_tensor(name, tensor)
 
-    def _adapter_runs(self) -> Iterator[tuple[slice, tuple[Lora, ...]]]:
-        """Runs of adjacent rows with the same adapters, each as a slice of the layer's tokens. A batch of one row gets
-        all tokens, however many: ahead of the steps, the tokens of "mod" are those of all steps.
-        """
+    def _plan(self, x: Activation) -> LayerPlan | None:
+        """What is to be added for x [T, in], by the owners of the active rows; None: nothing."""
         rows = active.get()
-        if len(rows) == 1:
-            yield slice(None), _loras(rows.owners[0])
-            return
-        offsets = rows.stream(self.stream).offsets
-        of = [_loras(owner) for owner in rows.owners]
-        for (loras, _), run in itertools.groupby(range(len(rows)), key=lambda row: (of[row], self.apart and row)):
-            numbers = list(run)
-            yield slice(offsets[numbers[0]], offsets[numbers[-1] + 1]), loras
+        tokens = (x if isinstance(x, Tensor) else x.codes).shape[0]
+        runs: Runs | None = rows.notes.get((*self._note, tokens))
+        if runs is None:
+            runs = rows.notes[(*self._note, tokens)] = runs_of(rows, self.stream, tokens, self.component, self.apart)
+        if runs is NONE:
+            return None
+        plan = self._plans.get(runs)
+        if plan is None or not plan.holds(self.parts):
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[runs] = LayerPlan.make(runs, self.parts)
+        return None if plan.empty else plan
 
 
 class AdapterKeys(nn.Module):
@@ -85,9 +122,10 @@ class AdapterKeys(nn.Module):
 
     @property
     def variant(self) -> Callable[[Owner], tuple[Lora, ...]]:
-        return _loras
+        return owner_loras
 
 
-def _loras(owner: Owner) -> tuple[Lora, ...]:
+def owner_loras(owner: Owner) -> tuple[Lora, ...]:
+    """The adapters of a row's request."""
     loras: tuple[Lora, ...] = owner[0].request.loras
     return loras

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+from collections.abc import Mapping
 
 from omni_grpc.loading.adapters import AdapterFile
 from omni_grpc.loading.adapters.binding import OTHER, Bound
@@ -41,6 +42,11 @@ def extended(record: Adapter, component: str, bound: Bound, nbytes: int = 0) -> 
     logger.info("adapter %s: %d keys fit %s, %d fit nothing so far", record.id, keys, component, len(skipped))
     applied = {**record.applied, component: keys}
     return dataclasses.replace(record, applied=applied, skipped=skipped, nbytes=nbytes)
+
+
+def weighed(record: Adapter, copied: Mapping[str, int], rescaled: Mapping[str, int]) -> Adapter:
+    """The record with the layers of another component of which the adapter makes new weights."""
+    return dataclasses.replace(record, copied={**record.copied, **copied}, rescaled={**record.rescaled, **rescaled})
 
 
 def unused(record: Adapter) -> str:

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from omni_grpc.features import Context
+from omni_grpc.features.lora import gains, merged
+from omni_grpc.features.lora.gains import Gains, VectorUpdate
 from omni_grpc.features.lora.layer import LoraLinear
+from omni_grpc.features.lora.merged import VariantLinear, WholeUpdate
+from omni_grpc.features.lora.variants import MergedCache
 from omni_grpc.loading.adapters import AdapterFile
 from omni_grpc.loading.adapters.binding import Bound, Change, Layers, Part, bind
-from omni_grpc.loading.adapters.deltas import Bias, Dense, Kron, LowRank
+from omni_grpc.loading.adapters.deltas import Bias, Dense, Kron, LowRank, Vector, Whole
 from omni_grpc.nn.linear import AnyLinear, Elsewhere, Shard
 from omni_grpc.nn.updates import BiasUpdate, DenseUpdate, KronUpdate, LowRankUpdate, Update, columns, mapped
+from omni_grpc.types.errors import InternalError
+from omni_grpc.types.spec import WeightMap
+
+
+class Target(NamedTuple):
+    """What takes changes: the path of a module, and which of the things around it or in it they are for."""
+
+    path: str
+    kind: str
+
+
+ADDED, MERGED, VECTORS = "added", "merged", "vectors"
+"""What is added to outputs, what makes new weights, and what changes parameters that are no matrices."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placed:
-    """A change of a layer, by the path of what is wrapped."""
+    """A change of a layer, by what takes it."""
 
-    path: str
-    update: Update
+    target: Target
+    update: Update | WholeUpdate | VectorUpdate
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +50,7 @@ class Site:
 
     module: nn.Module
     context: Context
+    copies: MergedCache
 
     @property
     def component(self) -> str:
@@ -47,8 +66,20 @@ class Site:
             layouts=self.context.spec.layouts,
             components=tuple(self.context.spec.weights),
         )
+        faults = {change.layer: why for change in bound.changes if (why := self._fault(change))}
+        told = {layer: f"{layer} of {file.path.name} is not served here: {why}" for layer, why in faults.items()}
+        bound = dataclasses.replace(bound, refusals={**bound.refusals, **told})
         bound.check(name)
         return bound
+
+    def _fault(self, change: Change) -> str:
+        """Why the component cannot have a change, "" if it can."""
+        if isinstance(change.delta, Vector):
+            return gains.fault(self.module, change.delta, change.parts[0].module, self.context)
+        if isinstance(change.delta, Whole):
+            layers = [self.module.get_submodule(self.context.places[part.module].path) for part in change.parts]
+            return next((why for layer in layers if (why := merged.fault(layer, change.kind))), "")
+        return ""
 
     def placed(self, bound: Bound) -> list[Placed]:
         """The changes layer by layer, or this rank's part of them: the rows that make its outputs, the columns that
@@ -67,20 +98,64 @@ class Site:
 
         found = []
         for change in bound.changes:
+            if isinstance(change.delta, Vector):
+                where, vector = gains.placed(change.delta, change, self.context)
+                found.append(Placed(Target(where, VECTORS), vector))
+                continue
             # of a delta that all of its parts share
             precise = any(weights.in_float32(f"{self.context.places[one.module].path}.weight") for one in change.parts)
             dtype = torch.float32 if precise else self.context.dtype
-            for where, parts in self._by_layer(change).items():
-                path, linear, shard = self._layer(where)
-                if isinstance(linear.base if isinstance(linear, LoraLinear) else linear, Elsewhere):
+            by_layer = self._by_layer(change)
+            if isinstance(change.delta, Whole):
+                by_layer = {path: parts for path, parts in by_layer.items() if not self._is_elsewhere(path)}
+                wholes = merged.placed(change.delta, change.scale, by_layer, dtype, convert)
+                found += [Placed(Target(path, MERGED), whole) for path, whole in wholes]
+                continue
+            for where, parts in by_layer.items():
+                path, _, shard = self._layer(where)
+                if self._is_elsewhere(path):
                     continue
                 for update in _updates(change, parts, shard):
-                    found.append(Placed(path, mapped(update, lambda x, dtype=dtype: convert(x, dtype))))  # type: ignore[misc]
+                    made = mapped(update, lambda x, dtype=dtype: convert(x, dtype))  # type: ignore[misc]
+                    found.append(Placed(Target(path, ADDED), made))
         return found
 
-    def wrap(self, path: str) -> LoraLinear:
-        """The wrapper of a layer; the layer is wrapped if it is not yet."""
-        linear = self.module.get_submodule(path)
+    def own_weights(self, placed: Sequence[Placed]) -> tuple[dict[str, int], dict[str, int]]:
+        """The layers of which an adapter makes new weights, with the bytes of a copy: those that it needs one of, and
+        those that it needs none of by itself. See types.lora.Adapter.
+        """
+        wholes: dict[str, list[WholeUpdate]] = {}
+        for one in placed:
+            if isinstance(one.update, WholeUpdate):
+                wholes.setdefault(one.target.path, []).append(one.update)
+        copied: dict[str, int] = {}
+        rescaled: dict[str, int] = {}
+        for path, updates in wholes.items():
+            layer = self.module.get_submodule(path)
+            assert isinstance(layer, AnyLinear)
+            size = layer.in_features * layer.out_features * self._dtype(path).itemsize
+            (rescaled if all(update.beside for update in updates) else copied)[f"{self.component}.{path}"] = size
+        return copied, rescaled
+
+    def _is_elsewhere(self, path: str) -> bool:
+        """Whether another rank has the layer."""
+        layer = self.module.get_submodule(path)
+        while isinstance(layer, LoraLinear | VariantLinear):
+            layer = layer.base
+        return isinstance(layer, Elsewhere)
+
+    def _dtype(self, path: str) -> torch.dtype:
+        """Of the weight of a layer, where it is not quantized."""
+        weights = self.context.spec.weights.get(self.component, WeightMap())
+        return torch.float32 if weights.in_float32(f"{path}.weight") else self.context.dtype
+
+    def wrap(self, target: Target) -> LoraLinear | VariantLinear | Gains:
+        """What takes changes for a target; it is put there if it is not yet."""
+        if target.kind == VECTORS:
+            return gains.holder(self.module, target.path, self.component)
+        if target.kind == MERGED:
+            return self._variant(target.path)
+        path, linear = target.path, self.module.get_submodule(target.path)
         if isinstance(linear, LoraLinear):
             return linear
         assert isinstance(linear, AnyLinear)
@@ -92,22 +167,56 @@ class Site:
         setattr(parent, leaf, wrapper)
         return wrapper
 
-    def unwrap(self, path: str) -> None:
-        """Puts a layer back in the place of its wrapper."""
-        wrapper = self.module.get_submodule(path)
-        if isinstance(wrapper, LoraLinear):
-            owner, _, leaf = path.rpartition(".")
-            setattr(self.module.get_submodule(owner), leaf, wrapper.base)
+    def unwrap(self, target: Target) -> None:
+        """Puts a layer back in the place of a wrapper."""
+        wrapper = self.module.get_submodule(target.path)
+        outer = wrapper if isinstance(wrapper, LoraLinear) else None
+        if target.kind == ADDED and outer is not None:
+            self._set(target.path, outer.base)
+        inner = wrapper if outer is None else outer.base
+        if target.kind == MERGED and isinstance(inner, VariantLinear):
+            if outer is None:
+                self._set(target.path, inner.base)
+            else:
+                outer.base = inner.base
+
+    def _variant(self, path: str) -> VariantLinear:
+        """The wrapper of a layer whose rows have weights of their own, inside of the one that adds to them."""
+        layer = self.module.get_submodule(path)
+        outer = layer if isinstance(layer, LoraLinear) else None
+        inner = layer if outer is None else outer.base
+        if isinstance(inner, VariantLinear):
+            return inner
+        assert isinstance(inner, AnyLinear)
+        wrapper = VariantLinear(
+            inner,
+            self.component,
+            self.copies,
+            dtype=self._dtype(path),
+            apart=self.context.batch_invariant,
+            layer_of=self._variant,
+        )
+        if outer is None:
+            self._set(path, wrapper)
+        else:
+            outer.base = wrapper
+        return wrapper
+
+    def _set(self, path: str, module: nn.Module) -> None:
+        owner, _, leaf = path.rpartition(".")
+        setattr(self.module.get_submodule(owner), leaf, module)
 
     def _layers(self) -> Layers:
-        """The modules of the checkpoint that have a weight."""
-        layers: dict[str, tuple[int, int] | None] = {}
+        """The modules of the checkpoint that have a weight, and its tables of modulation."""
+        layers: dict[str, tuple[int, ...] | None] = dict(gains.tables(self.module, self.context))
         for name, place in self.context.places.items():
             owner = self.module.get_submodule(place.path)
             layers[name] = None
             if isinstance(owner, AnyLinear):
                 outputs, inputs = owner.shapes()["weight"]
                 layers[name] = (outputs if place.rows is None else place.rows.stop - place.rows.start), inputs
+            elif gains.is_norm(owner):
+                layers[name] = gains.size(owner)
         return layers
 
     def _by_layer(self, change: Change) -> dict[str, list[Part]]:
@@ -179,6 +288,8 @@ def _update(change: Change, source: slice, rows: slice, shard: Shard | None) -> 
             if shard is not None and inputs is not None and dist.get_rank(shard.group):
                 return None
             return BiasUpdate(vector[source] * change.scale, rows)
+        case _:
+            raise InternalError(f"{change.kind} of {change.layer} is nothing that is added to outputs")
 
 
 def _common(rows: slice, kept: Sequence[slice] | None) -> Iterator[tuple[slice, slice]]:

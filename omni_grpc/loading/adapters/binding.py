@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from omni_grpc.loading.adapters.deltas import REFUSED, Bias, Delta, Malformed, NotServed, deltas
+from omni_grpc.loading.adapters.deltas import TABLE, Bias, Delta, Scaled, Vector, deltas, vectors
 from omni_grpc.loading.adapters.files import AdapterFile, for_layer, refused
 from omni_grpc.loading.adapters.keys import Entry
 from omni_grpc.loading.adapters.names import TEXT_ENCODER, Named, Names, plain
+from omni_grpc.loading.adapters.parts import Malformed, NotServed
 from omni_grpc.types.spec import FileLayout, RowSlice
 
 OTHER, ZERO, UNKNOWN, NOT_LINEAR, COPY, NO_ADAPTER = (
@@ -24,9 +27,9 @@ OTHER, ZERO, UNKNOWN, NOT_LINEAR, COPY, NO_ADAPTER = (
 FACTORED = ("LoRA", "LoHa", "LoKr")
 """Kinds that tools make for any module with a matrix: also for those that a model looks up or convolves."""
 
-Layers = Mapping[str, tuple[int, int] | None]
-"""The modules of a denoiser that have a weight, by the checkpoint's names: [out, in] of a linear layer, None of any
-other.
+Layers = Mapping[str, tuple[int, ...] | None]
+"""The modules of a denoiser that have a weight, by the checkpoint's names: [out, in] of a linear layer, [channels] of a
+norm, None of any other. Tables of modulation are here as well, by their own names and with their shapes.
 """
 
 
@@ -97,13 +100,14 @@ def bind(
     skipped = dict.fromkeys(file.others, NO_ADAPTER)
     found: dict[str, tuple[Entry, Named]] = {}
     for entry in file.entries.values():
-        named = table.find(entry.layer)
+        named = _named(table, entry)
         if named.component == TEXT_ENCODER:
             skipped |= dict.fromkeys(entry.keys.values(), TEXT_ENCODER)
         elif named.component not in ("", component):
             skipped |= dict.fromkeys(entry.keys.values(), OTHER)
-        elif named.modules is None and not _is_of_a_block(entry, component, layers):
-            skipped |= dict.fromkeys(entry.keys.values(), UNKNOWN)
+        elif named.modules is None:
+            zero = entry.kind == "diff_m" and _changes_nothing(entry)
+            skipped |= dict.fromkeys(entry.keys.values(), ZERO if zero else UNKNOWN)
         else:
             found[entry.layer] = entry, named
     _drop_copies(name, found, skipped)
@@ -113,7 +117,7 @@ def bind(
         if _changes_nothing(entry):
             skipped |= dict.fromkeys(entry.keys.values(), ZERO)
             continue
-        if entry.kind in FACTORED and any(layers[part.module] is None for part in named.modules or ()):
+        if entry.kind in FACTORED and any(not _is_linear(layers[part.module]) for part in named.modules or ()):
             skipped |= dict.fromkeys(entry.keys.values(), NOT_LINEAR)
             continue
         try:
@@ -133,16 +137,25 @@ def bind(
     return Bound(tuple(changes), skipped, refusals)
 
 
-def _is_of_a_block(entry: Entry, component: str, layers: Layers) -> bool:
-    """Whether it changes the modulation of a block of the model; a block has no weight of its own."""
-    block = plain(entry.layer).removeprefix(f"{component}.")
-    return entry.kind == "diff_m" and any(module.startswith(f"{block}.") for module in layers)
+def _named(table: Names, entry: Entry) -> Named:
+    """What an entry changes. One of modulation (`diff_m`) has the name of a block, or of the head, whose table it is
+    of.
+    """
+    found = table.find(entry.layer)
+    if entry.kind != "diff_m" or found.component == TEXT_ENCODER:
+        return found
+    tables = [table.find(f"{entry.layer}.{TABLE}"), table.find(re.sub(r"(^|\.)head$", rf"\1{TABLE}", entry.layer))]
+    return next((named for named in tables if named.modules is not None), dataclasses.replace(found, modules=None))
+
+
+def _is_linear(shape: tuple[int, ...] | None) -> bool:
+    return shape is not None and len(shape) == 2
 
 
 def _changes_nothing(entry: Entry) -> bool:
     """Whether a change of any kind is zero, also of those that are not served."""
-    if entry.kind in ("DoRA", "set_weight", "widening"):
-        # which replace something, so that zeros do too
+    if entry.kind in ("DoRA", "set_weight", "widening") or {"rescale", "boft_s"} & entry.keys.keys():
+        # which replace or multiply something, so that zeros do too
         return False
     parts = [tensor for part, tensor in entry.tensors.items() if part not in ("alpha", "scalar")]
     return bool(parts) and all(tensor.numel() and not tensor.any() for tensor in parts)
@@ -169,28 +182,50 @@ def _changes(
     file: AdapterFile, component: str, entry: Entry, modules: Sequence[RowSlice], layers: Layers
 ) -> Iterator[Change]:
     first = modules[0].module if modules else entry.layer
-    linear = {part.module: layers[part.module] for part in modules}
-    if None in linear.values() and entry.kind not in REFUSED:
-        raise NotServed(f"{first} is no linear layer, and norms are not changed yet; use a file without it")
+    shapes = {part.module: layers[part.module] for part in modules}
+    if all(shape is not None and len(shape) != 2 for shape in shapes.values()):
+        yield from _vector_changes(component, entry, first, layers)
+        return
+    sizes = {module: (shape[0], shape[1]) for module, shape in shapes.items() if shape is not None and len(shape) == 2}
+    if len(sizes) < len(shapes):
+        raise NotServed(f"{first} is neither a linear layer nor a norm; use a file without it")
     own = for_layer(file, plain(entry.layer))
-    for scaled in deltas(entry, own, (plain(entry.layer), *linear)):
+    wanted = sum(outputs for outputs, _ in sizes.values()), next(iter(sizes.values()))[1]
+    for scaled in deltas(entry, own, (plain(entry.layer), *sizes), wanted):
         rows, *inputs = scaled.delta.shape
-        sizes = {module: shape for module, shape in linear.items() if shape is not None}
-        wanted = sum(size for size, _ in sizes.values()), next(iter(sizes.values()))[1]
         wrong = rows != wanted[0] or (inputs and inputs[0] != wanted[1])
         if wrong or rows % sum(part.size for part in modules):
             expected = wanted if inputs else wanted[:1]
             raise Malformed(f"{first} changes a weight {(rows, *inputs)}, the model's is {expected}")
         kind = "bias" if isinstance(scaled.delta, Bias) else entry.kind
-        yield Change(
-            component=component,
-            layer=entry.layer,
-            kind=kind,
-            parts=tuple(_parts(modules, rows, sizes)),
-            delta=scaled.delta,
-            scale=scaled.scale,
-            keys=scaled.keys,
+        yield _change(component, entry, kind, scaled, tuple(_parts(modules, rows, sizes)))
+
+
+def _vector_changes(component: str, entry: Entry, module: str, layers: Layers) -> Iterator[Change]:
+    """What an entry makes of the norm or the table `module`."""
+    shape = layers[module] or ()
+    for scaled in vectors(entry, TABLE if module.endswith(TABLE) else "weight"):
+        assert isinstance(scaled.delta, Vector)
+        if scaled.delta.values.numel() != math.prod(shape) or scaled.delta.shape[-1:] != shape[-1:]:
+            raise Malformed(f"{module} changes {scaled.delta.shape}, the model's is {shape}")
+        values = scaled.delta.values.reshape(shape)
+        delta = dataclasses.replace(scaled.delta, values=values)
+        every = slice(0, shape[0])
+        yield _change(
+            component, entry, entry.kind, dataclasses.replace(scaled, delta=delta), (Part(module, every, every),)
         )
+
+
+def _change(component: str, entry: Entry, kind: str, scaled: Scaled, parts: tuple[Part, ...]) -> Change:
+    return Change(
+        component=component,
+        layer=entry.layer,
+        kind=kind,
+        parts=parts,
+        delta=scaled.delta,
+        scale=scaled.scale,
+        keys=scaled.keys,
+    )
 
 
 def _parts(modules: Sequence[RowSlice], rows: int, sizes: Mapping[str, tuple[int, int]]) -> Iterator[Part]:

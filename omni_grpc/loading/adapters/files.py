@@ -119,8 +119,6 @@ def _config(name: str, file: Path, metadata: Mapping[str, str]) -> dict[str, Any
         raise refused(name, f"its config is not a JSON object: {where}")
     for key, value in found.items():
         leaf = key.rpartition(".")[2]
-        if leaf == "use_dora" and value:
-            raise refused(name, f"{key} is set in {where}, and DoRA is not served yet; merge it into the checkpoint")
         if leaf in ("lora_alpha", "alpha") and not _is_number(value):
             raise refused(name, f"{key} in {where} is {value!r}; it must be a finite number")
         if leaf == "alpha_pattern" and (wrong := _wrong_pattern(value)):

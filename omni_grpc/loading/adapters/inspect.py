@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_grpc.loading.adapters.binding import Bound, Layers, bind
-from omni_grpc.loading.adapters.deltas import Dense
+from omni_grpc.loading.adapters.deltas import TABLE, Dense, Whole, is_rescaling
 from omni_grpc.loading.adapters.files import AdapterFile, for_layer, read_adapter
 from omni_grpc.loading.adapters.keys import Entry
 from omni_grpc.loading.adapters.names import Names, plain
@@ -89,19 +89,24 @@ def _beside(file: AdapterFile, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _applied(bound: Bound) -> dict[str, Any]:
-    """What one denoiser would take. Matrices of whole weights are told by their bytes in bfloat16."""
+    """What one denoiser would take. Matrices of whole weights are told by their bytes in bfloat16; so are copies of
+    weights, of which a model that keeps several modules as one layer needs more: it copies that layer.
+    """
     whole = [change.delta for change in bound.changes if isinstance(change.delta, Dense)]
+    copied = [change.delta for change in bound.changes if isinstance(change.delta, Whole)]
+    copied = [delta for delta in copied if not is_rescaling(delta)]
     return {
         "keys": len(bound.keys),
         "kinds": dict(collections.Counter(change.kind for change in bound.changes)),
         "layers": {change.layer: [part.module for part in change.parts] for change in bound.changes},
         "bytes_of_whole_weights": sum(2 * math.prod(delta.shape) for delta in whole),
+        "bytes_of_copies": sum(2 * math.prod(delta.shape) for delta in copied),
     }
 
 
 def _layers(folder: Path) -> Layers:
     """As features/lora finds them in the modules: a convolution of patches is a linear layer there."""
     return {
-        name: (shape[0], math.prod(shape[1:])) if len(shape) > 1 else None
-        for name, shape in weight_shapes(folder).items()
+        name: (shape[0], math.prod(shape[1:])) if len(shape) > 1 and not name.endswith(TABLE) else shape
+        for name, shape in weight_shapes(folder, TABLE).items()
     }

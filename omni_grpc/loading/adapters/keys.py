@@ -16,6 +16,7 @@ _NAME = r"(?:\.(?!weight$|bias$)[\w-]+)?"
 """The name that PEFT gives an adapter, between the name of a factor and what is kept of it."""
 
 _LOHA = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2")
+_BOFT, _OFT = ("boft_R", "boft_s"), ("oft_blocks", "oft_diag", "oft_R", "oft_r", "oft_s", "rescale")
 _LOKR = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2")
 
 _SUFFIXES: tuple[tuple[str, str], ...] = (
@@ -35,8 +36,7 @@ _SUFFIXES: tuple[tuple[str, str], ...] = (
     *((part, rf"\.{part}") for part in ("w_norm", "b_norm")),
     *((part, rf"\.{part}{_NAME}") for part in _LOHA),
     *((part, rf"\.{part}{_NAME}") for part in _LOKR),
-    ("boft", rf"\.boft_[Rs]{_NAME}(?:\.weight)?"),
-    ("oft", rf"\.(?:oft_blocks|oft_diag|oft_[Rrs]|rescale){_NAME}(?:\.weight)?"),
+    *((part, rf"\.{part}{_NAME}(?:\.weight)?") for part in (*_BOFT, *_OFT)),
     *((f"glora_{part}", rf"\.{part}\.weight") for part in ("a1", "a2", "b1", "b2")),
 )  # fmt: skip
 _PATTERNS = tuple((part, re.compile(f"(?:{pattern})$")) for part, pattern in _SUFFIXES)
@@ -45,8 +45,8 @@ KINDS: Mapping[str, str] = {
     "magnitude": "DoRA",
     **dict.fromkeys(_LOHA, "LoHa"),
     **dict.fromkeys(_LOKR, "LoKr"),
-    "boft": "BOFT",
-    "oft": "OFT",
+    **dict.fromkeys(_BOFT, "BOFT"),
+    **dict.fromkeys(_OFT, "OFT"),
     **dict.fromkeys(("glora_a1", "glora_a2", "glora_b1", "glora_b2"), "GLoRA"),
     "diff": "diff",
     "diff_m": "diff_m",
@@ -85,6 +85,9 @@ class Entry:
     @property
     def kind(self) -> str:
         """Of the change, in a word."""
+        if "oft_blocks" in self.tensors and self.tensors["oft_blocks"].dim() == 4:
+            # LyCORIS calls the blocks of all stages as those of the one of OFT
+            return "BOFT"
         return next((kind for part, kind in KINDS.items() if part in self.tensors), "none")
 
     @property
@@ -108,9 +111,9 @@ def sorted_entries(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Entry], lis
             continue
         part, match = found
         mine = parts.setdefault(key[: match.start()], {})
-        if part in mine and part not in ("oft", "boft"):
+        if part in mine:
             twice.append((mine[part], key))
-        mine[part if part not in mine else f"{part} {key}"] = key
+        mine[part] = key
     entries = {
         layer: Entry(layer, {part: tensors[key] for part, key in keys.items()}, keys) for layer, keys in parts.items()
     }
