@@ -64,7 +64,8 @@ def _lora(reading: Reading, name: str, value: Any) -> None:
         path = _first(given, "path", "lora_path", "local_path", "lora_local_path")
         if path is not None:
             reading.refuse(
-                f"{name}.path", "is not taken: adapters are loaded before (--lora NAME=PATH, or LoadLora); name it alone"
+                f"{name}.path",
+                "is not taken: adapters are loaded before (--lora NAME=PATH, or LoadLora); name it alone",
             )
         _first(given, "int_id", "lora_int_id")
         lora = reading.message.sampling.loras.add()
