@@ -180,5 +180,5 @@ def test_a_request_for_what_is_not_there_is_refused_by_field(
 
 def test_without_adapters_the_setting_is_named(tiny_qwen_image: Path) -> None:
     plain = Model(ENTRY, tiny_qwen_image)
-    with pytest.raises(InvalidArgument, match=r"'style' is not loaded; start the server with --lora NAME=PATH"):
+    with pytest.raises(InvalidArgument, match=r"'style' is not loaded; load it with LoadLora, or start the server"):
         plain.request(plain.draft(loras=(Lora(lora_id="style"),)))
