@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.feature_rules.lora import DEVICE_CACHE, device_cache
+from omni_grpc.feature_rules.lora import DEVICE_CACHE, device_bytes, device_cache
 from omni_grpc.resolve.residency import (
     GIB,
     DenoiserSize,
@@ -209,3 +209,6 @@ def test_the_bytes_of_adapters_are_those_of_the_setting_or_of_their_files(tmp_pa
     assert (of(), of(lora_device_cache=5), of(lora_host_cache=5)) == (0, 5, DEVICE_CACHE)
     assert (of(lora={"a": str(file)}), of(lora={"a": str(tmp_path), "b": str(file)})) == (3 << 30, 6 << 30)
     assert of(lora={"a": str(tmp_path / "nowhere")}) == DEVICE_CACHE
+    # and weights that have adapters merged in
+    plain, own = (EngineConfig.from_settings(model="toy", **more) for more in ({}, {"lora_merged_cache": 7}))
+    assert (device_bytes(plain), device_bytes(own)) == (0, DEVICE_CACHE + 7)

@@ -61,6 +61,7 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
     if model["skipped"]:
         yield f"  skipped: {len(model['skipped'])} keys"
         yield from (f"    {key} ({why})" for key, why in model["skipped"].items())
+    yield from (f"  warning: {warning}" for warning in model["warnings"])
     if model["refused"]:
         yield "  refused, so that --lora would not start"
         yield from (f"    {why}" for why in model["refused"].values())

@@ -8,6 +8,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
+from omni_grpc.types.lora import joined
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, RequestOption, options_of
 from omni_grpc.types.requested import Requested, traits
 from omni_grpc.v1.generation_pb2 import (
@@ -69,7 +70,7 @@ def _value(request: Message, option: RequestOption) -> Any:
         case "EXTRA":
             return MessageToDict(value)
         case "LORAS":
-            return {lora.lora_id: lora.scale for lora in value}
+            return {joined(lora.lora_id, lora.target): lora.scale for lora in value}
         case "CHOICE":
             names = field.enum_type.values_by_number
             return names[value].name.removeprefix(names[0].name.removesuffix("UNSPECIFIED"))

@@ -14,6 +14,7 @@ from omni_grpc.client.media import MediaSource, media_input, media_inputs
 from omni_grpc.client.options import AudioOptions, EditOptions, ImageOptions, VideoOptions
 from omni_grpc.client.pictures import NotMedia
 from omni_grpc.types.errors import FailedPrecondition, InvalidArgument, Violation
+from omni_grpc.types.lora import split
 from omni_grpc.types.request_options import (
     AUDIO,
     EDIT,
@@ -184,8 +185,9 @@ def _put_several(message: Any, name: str, value: Any) -> None:
 
 
 def _put_loras(message: Any, name: str, value: Mapping[str, float]) -> None:
-    for lora_id, scale in value.items():
-        getattr(message, name).add(lora_id=lora_id, scale=scale)
+    for asked, scale in value.items():
+        lora_id, target = split(asked)
+        getattr(message, name).add(lora_id=lora_id, target=target, scale=scale)
 
 
 def _put_seconds(message: Any, name: str, value: float) -> None:

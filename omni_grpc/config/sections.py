@@ -176,7 +176,8 @@ class LoraConfig:
 
     lora: dict[str, str] | None = setting(
         None,
-        "LoRA adapter that requests can name: a safetensors file, or a folder with one; repeatable, or one JSON object",
+        "LoRA adapter that requests can name: a safetensors file, or a folder with one; NAME@COMPONENT=VALUE gives the "
+        "file for one component (transformer_2, text_encoder); repeatable, or one JSON object",
         pairs=True,
     )
     lora_device_cache: int | None = setting(

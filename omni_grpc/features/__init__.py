@@ -132,7 +132,8 @@ def single_threaded() -> Iterator[bool]:
 class Context:
     """What a feature is told about the denoiser that it edits.
 
-    component, spec: which component of which model it is. device, dtype: of its weights.
+    component, spec: which component of which model it is. denoisers: those that the model has, in order. device, dtype:
+    of its weights.
     ranks: the ranks that it is spread over, see nn/mesh.py; None: there is one.
     places: where the checkpoint's weights go, by their names in the checkpoint.
     batch_invariant: whether a request has to give the same bits in any batch.
@@ -148,6 +149,7 @@ class Context:
     device: torch.device
     dtype: torch.dtype
     ranks: Mesh | None = None
+    denoisers: tuple[str, ...] = ()
     places: WeightTargets = dataclasses.field(default_factory=dict)
     batch_invariant: bool = False
     effects: Effects = dataclasses.field(default_factory=Effects)

@@ -16,13 +16,13 @@ from omni_grpc.loading.loader import Loader
 from omni_grpc.nn.linear import activate
 from omni_grpc.nn.rows import Row, Rows
 from omni_grpc.pipeline.base import Pipeline
-from omni_grpc.pipeline.batch import LATENTS
+from omni_grpc.pipeline.batch import LATENTS, single_row
 from omni_grpc.pipeline.outputs import Output
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.schedule import Levels, Schedule, SchedulerClass, dynamic_shift
 from omni_grpc.pipeline.state import COND, State, Tables, prompts
 from omni_grpc.pipeline.tables import SharedTables
-from omni_grpc.pipeline.text_encoders import PromptEmbeds
+from omni_grpc.pipeline.text_encoders import PROMPT, PromptEmbeds
 from omni_grpc.pipeline.vae import Vae
 from omni_grpc.types.media import Modality
 from omni_grpc.types.request import Request
@@ -62,7 +62,9 @@ class LatentDiffusionPipeline(Pipeline):
     def prepare(self, request: Request) -> list[State]:
         inputs = self.encode_inputs(request)
         states = [self.new_state(request, output, inputs) for output in range(len(request.seeds))]
-        embeds = self.encode_prompts(request, inputs)
+        # what a feature changes of an encoder may depend on the request
+        with single_row(states[0], COND, Row(((PROMPT, ((0, 1),)),))):
+            embeds = self.encode_prompts(request, inputs)
         self.condition(states, embeds, inputs)
         dropped = {field: embeds[branch].dropped for field, (branch, _) in prompts(request).items()}
         for state in states:

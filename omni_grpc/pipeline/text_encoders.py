@@ -25,8 +25,16 @@ class PromptEmbeds:
     dropped: int
 
 
+PROMPT = "prompt"
+"""The stream of what text encoders compute. They read one prompt at a time; while they do, a row of its owner is
+active.
+"""
+
+
 class TextEncoder(nn.Module):
-    """From a prompt to its embeds: what a pipeline calls, whatever language model is inside."""
+    """From a prompt to its embeds: what a pipeline calls, whatever language model is inside, as `encoder`."""
+
+    encoder: Any
 
     def forward(self, prompt: str) -> PromptEmbeds:
         raise NotImplementedError

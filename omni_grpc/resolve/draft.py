@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from omni_grpc.types.lora import Lora
+from omni_grpc.types.lora import Lora, joined, split
 from omni_grpc.types.media import Modality
 from omni_grpc.types.request import Draft, GuidanceDraft, Task
 from omni_grpc.types.request_options import (
@@ -62,7 +62,7 @@ def requested(draft: Draft, model: str) -> Requested:
         if value == operator.attrgetter(option.draft)(unset):
             continue
         if option.type is LORAS:
-            value = {lora.lora_id: lora.scale for lora in value}
+            value = {joined(lora.lora_id, lora.target): lora.scale for lora in value}
         options[option.name] = value.value if isinstance(value, enum.Enum) else value
     return Requested(kind=kind, model=model, prompt=draft.prompt, options=options, inputs=draft.input_traits)
 
@@ -80,7 +80,8 @@ def _drafted(name: str, value: Any) -> Any:
         case "seed":
             return (value,)
         case "loras" if isinstance(value, Mapping):
-            return tuple(Lora(lora_id=lora, scale=scale) for lora, scale in value.items())
+            asked = ((split(name), scale) for name, scale in value.items())
+            return tuple(Lora(lora_id=lora_id, target=target, scale=scale) for (lora_id, target), scale in asked)
     return value
 
 

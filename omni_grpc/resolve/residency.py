@@ -12,7 +12,7 @@ from omni_grpc.checkpoint.sizes import CODES, DENOISERS, Header
 from omni_grpc.config import EngineConfig
 from omni_grpc.feature_rules.base import is_native
 from omni_grpc.feature_rules.gguf import gguf_files
-from omni_grpc.feature_rules.lora import device_cache
+from omni_grpc.feature_rules.lora import device_bytes
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.load_progress import size_text
 from omni_grpc.types.memory_model import MARGIN
@@ -170,7 +170,7 @@ def plan_residency(
         f"block, the largest of {parts}, and what they work with"
     )
     if sizes.adapters:
-        why += f", beside {sizes.adapters / GIB:.2f} for LoRA adapters (--lora-device-cache)"
+        why += f", beside {sizes.adapters / GIB:.2f} for LoRA adapters (--lora-device-cache, --lora-merged-cache)"
     message = f"--gpu-memory-budget {why}; give it {gib:g} or more"
     raise ConfigError(message, reason="BUDGET_TOO_SMALL", violations=(Violation(SETTING, why),))
 
@@ -243,7 +243,7 @@ def sizes_of(
         parts=tuple(parts),
         step=_step_bytes(checkpoint),
         graphs=0 if config.worker.cuda_graph_tokens == 0 or not is_native(checkpoint) else GRAPHS,
-        adapters=device_cache(config) if is_native(checkpoint) else 0,
+        adapters=device_bytes(config) if is_native(checkpoint) else 0,
         margin=MARGIN,
     )
 

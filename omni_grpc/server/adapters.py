@@ -31,6 +31,7 @@ def lora_message(view: LoraView) -> model_pb2.Lora:
         state=_STATES[view.state],
         error=view.failure,
         cache_bytes=adapter.nbytes,
+        warnings=adapter.warnings,
     )
 
 

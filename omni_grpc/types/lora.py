@@ -16,6 +16,17 @@ MAX_LORA_SCALE = 100.0
 """The largest factor of an adapter; its negative is the smallest."""
 
 
+def split(name: str) -> tuple[str, str]:
+    """An adapter and the component that NAME@COMPONENT means of it, which is "" for NAME alone: all of them."""
+    lora_id, _, component = name.partition("@")
+    return lora_id, component
+
+
+def joined(lora_id: str, component: str) -> str:
+    """What `split` takes apart."""
+    return f"{lora_id}@{component}" if component else lora_id
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
     """One adapter of a request: its change of the weights times `scale`, in one component or ("") all that it fits.
@@ -44,7 +55,7 @@ class Adapter:
     it needs one of the first, and of the others only beside another adapter that makes new weights of them.
 
     `applied` counts its keys that found a layer, by component; `skipped` names those that found none in any, each with
-    the reason.
+    the reason. `warnings`: what the operator should know of how it is used.
     """
 
     id: str
@@ -55,6 +66,7 @@ class Adapter:
     size_bytes: int
     applied: Mapping[str, int]
     skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     uid: str = ""
     nbytes: int = 0
     pinned: bool = False

@@ -268,7 +268,7 @@ OPTIONS: tuple[RequestOption, ...] = (
     _sampling("seeds", SEEDS, "One seed per output. Set this or seed.", draft="seeds"),
     _sampling("num_outputs", COUNT, "Number of outputs."),
     _sampling("scheduler", TEXT, "One of the model's schedulers, by class name. Not given: the checkpoint's own."),
-    _sampling("loras", LORAS, "LoRA adapters that are loaded, by name, each with its scale.", flags=("--adapter",)),
+    _sampling("loras", LORAS, "LoRA adapters, by NAME or NAME@COMPONENT, with scales.", flags=("--adapter",)),
     _sampling("extra", EXTRA, "Parameters of this one model, by name."),
     _own("width", COUNT, "Width in pixels.", *PICTURES),
     _own("height", COUNT, "Height in pixels.", *PICTURES),

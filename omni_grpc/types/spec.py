@@ -330,6 +330,17 @@ class Checkpoint:
         return next((part for part in self.parts if task in part.spec.tasks), self)
 
     @property
+    def denoisers(self) -> tuple[str, ...]:
+        """The components of ours that it has, in the order of the spec."""
+        return tuple(component for component in self.spec.weights if component in self.configs)
+
+    @property
+    def text_encoders(self) -> tuple[str, ...]:
+        """The components that encode prompts, by the names that diffusers has for them."""
+        named = self.configs.get("", {}).items()
+        return tuple(name for name, kind in named if re.fullmatch(r"text_encoder(_\d+)?", name) and any(kind or ()))
+
+    @property
     def limits(self) -> Limits:
         return self.spec.limits(self.configs)
 

@@ -215,7 +215,7 @@ class ModelLimits(_message.Message):
     def __init__(self, min_width: _Optional[int] = ..., min_height: _Optional[int] = ..., max_width: _Optional[int] = ..., max_height: _Optional[int] = ..., max_pixels: _Optional[int] = ..., size_multiple: _Optional[int] = ..., default_width: _Optional[int] = ..., default_height: _Optional[int] = ..., max_steps: _Optional[int] = ..., max_outputs: _Optional[int] = ..., max_prompt_chars: _Optional[int] = ..., max_prompt_tokens: _Optional[int] = ..., max_input_images: _Optional[int] = ..., max_loras: _Optional[int] = ..., min_frames: _Optional[int] = ..., max_frames: _Optional[int] = ..., frame_multiple: _Optional[int] = ..., frame_offset: _Optional[int] = ..., default_frames: _Optional[int] = ..., default_fps: _Optional[float] = ..., fps: _Optional[_Union[DoubleRange, _Mapping]] = ..., max_audio: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., strength: _Optional[_Union[DoubleRange, _Mapping]] = ..., lora_scale: _Optional[_Union[DoubleRange, _Mapping]] = ..., guidance_scale: _Optional[_Union[DoubleRange, _Mapping]] = ..., true_cfg_scale: _Optional[_Union[DoubleRange, _Mapping]] = ...) -> None: ...
 
 class Lora(_message.Message):
-    __slots__ = ("lora_id", "model", "source", "rank", "size_bytes", "pinned", "load_time", "targets", "format", "keys_applied", "keys_skipped", "in_use", "sha256", "uid", "state", "error", "cache_bytes")
+    __slots__ = ("lora_id", "model", "source", "rank", "size_bytes", "pinned", "load_time", "targets", "format", "keys_applied", "keys_skipped", "in_use", "sha256", "uid", "state", "error", "cache_bytes", "warnings")
     LORA_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class Lora(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     lora_id: str
     model: str
     source: str
@@ -250,7 +251,8 @@ class Lora(_message.Message):
     state: LoraState
     error: _status_pb2.Status
     cache_bytes: int
-    def __init__(self, lora_id: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., rank: _Optional[int] = ..., size_bytes: _Optional[int] = ..., pinned: bool = ..., load_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., targets: _Optional[_Iterable[str]] = ..., format: _Optional[str] = ..., keys_applied: _Optional[int] = ..., keys_skipped: _Optional[_Iterable[str]] = ..., in_use: _Optional[int] = ..., sha256: _Optional[bytes] = ..., uid: _Optional[str] = ..., state: _Optional[_Union[LoraState, str]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., cache_bytes: _Optional[int] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lora_id: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., rank: _Optional[int] = ..., size_bytes: _Optional[int] = ..., pinned: bool = ..., load_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., targets: _Optional[_Iterable[str]] = ..., format: _Optional[str] = ..., keys_applied: _Optional[int] = ..., keys_skipped: _Optional[_Iterable[str]] = ..., in_use: _Optional[int] = ..., sha256: _Optional[bytes] = ..., uid: _Optional[str] = ..., state: _Optional[_Union[LoraState, str]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ("tasks",)

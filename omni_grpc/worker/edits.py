@@ -62,7 +62,13 @@ AFTER: tuple[FeatureRules, ...] = (
 )
 """Edits of modules with weights: LoRA, attention, graphs, cache, then sequence parallel."""
 
-AROUND: tuple[FeatureRules, ...] = (ranks.CFG, ranks.VAE, ranks.ENCODERS)
+AROUND: tuple[FeatureRules, ...] = (
+    # inside of what decides which rank runs an encoder
+    lora.ENCODERS,
+    ranks.CFG,
+    ranks.VAE,
+    ranks.ENCODERS,
+)
 """Edits of a whole pipeline, once all of its parts are there."""
 
 
@@ -77,6 +83,7 @@ def surround(pipeline: Pipeline, setting: RunnerContext, effects: Effects, lanes
                 device=setting.device,
                 dtype=setting.dtype,
                 ranks=setting.ranks,
+                denoisers=setting.checkpoint.denoisers,
                 batch_invariant=setting.config.model.batch_invariant,
                 effects=effects,
                 work=lanes.work,
@@ -136,6 +143,7 @@ def _edit(feature: FeatureRules, setting: RunnerContext, effects: Effects, lanes
             device=setting.device,
             dtype=setting.dtype,
             ranks=setting.ranks,
+            denoisers=setting.checkpoint.denoisers,
             places=places,
             batch_invariant=setting.config.model.batch_invariant,
             effects=effects,

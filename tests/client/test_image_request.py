@@ -45,7 +45,7 @@ def test_every_option_has_its_field():
             "retention": 0,
             "preview_every_steps": 5,
             "preview_max_edge_px": 128,
-            "loras": {"style": 0.5, "sketch": 1},
+            "loras": {"style": 0.5, "sketch@transformer_2": 1},
         },
     )
     assert (request.model, request.prompt) == ("toy", "a red circle")
@@ -61,7 +61,8 @@ def test_every_option_has_its_field():
     assert request.sampling.guidance.boundary_ratio == 0.9
     assert list(request.sampling.seeds) == [5, 9]
     assert request.sampling.scheduler == "Heun"
-    assert [(lora.lora_id, lora.scale) for lora in request.sampling.loras] == [("style", 0.5), ("sketch", 1.0)]
+    asked = [(lora.lora_id, lora.target, lora.scale) for lora in request.sampling.loras]
+    assert asked == [("style", "", 0.5), ("sketch", "transformer_2", 1.0)]
     assert request.output_format == IMAGE_FORMAT_WEBP
     assert (request.options.request_id, dict(request.options.labels)) == ("mine", {"team": "red"})
     assert request.options.priority == -2

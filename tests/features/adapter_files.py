@@ -209,8 +209,8 @@ def kohya(source: Source) -> Written:
         source, source.original, "lora_unet_{flat}.lora_down.weight", "lora_unet_{flat}.lora_up.weight",
         "lora_unet_{flat}.alpha",
     )  # fmt: skip
-    made.tensors["lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_down.weight"] = torch.ones(4, 8)
-    made.tensors["lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_up.weight"] = torch.ones(8, 4)
+    made.tensors["lora_te1_text_model_encoder_layers_90_mlp_fc1.lora_down.weight"] = torch.ones(4, 8)
+    made.tensors["lora_te1_text_model_encoder_layers_90_mlp_fc1.lora_up.weight"] = torch.ones(8, 4)
     return made
 
 

@@ -92,7 +92,7 @@ class Beside:
 
 @pytest.fixture
 def beside(tiny_qwen_image: Path, tmp_path: Path) -> Beside:
-    return Beside(tiny_qwen_image, tmp_path, lora_device_cache=1 << 20)
+    return Beside(tiny_qwen_image, tmp_path, lora_device_cache=1 << 20, lora_merged_cache=0)
 
 
 def same(one: Result, other: Result) -> bool:

@@ -11,8 +11,9 @@ import pytest
 
 from omni_grpc.cli import generate
 from omni_grpc.client import messages, options
+from omni_grpc.client.asked import asked_of
 from omni_grpc.config.flags import SettingsParser
-from omni_grpc.resolve.draft import make_draft
+from omni_grpc.resolve.draft import make_draft, requested
 from omni_grpc.types.errors import InvalidArgument
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.request import Draft, GuidanceDraft, Task
@@ -186,3 +187,14 @@ def test_an_end_becomes_a_duration():
 def test_names_that_are_none_are_refused_with_the_nearest():
     with pytest.raises(TypeError, match="unknown option 'widht'; did you mean 'width'"):
         checked_names(IMAGE, {"widht": 64})
+
+
+def test_an_adapter_has_a_scale_for_each_component_in_every_form():
+    """In a mapping of the client, in a draft, and in what is written into files of both."""
+    loras = {"fast@transformer": 3.0, "fast@transformer_2": 1.5, "style": 0.5}
+    message = messages.image_request("toy", "x", {"loras": loras})
+    asked = [(lora.lora_id, lora.target, lora.scale) for lora in message.sampling.loras]
+    assert asked == [("fast", "transformer", 3.0), ("fast", "transformer_2", 1.5), ("style", "", 0.5)]
+    draft = make_draft(IMAGE, "toy", "x", Task.TEXT_TO_IMAGE, {"loras": loras}, lambda path, why: pytest.fail(why))
+    assert [(lora.lora_id, lora.target, lora.scale) for lora in draft.loras] == asked
+    assert requested(draft, "toy").options["loras"] == asked_of(message).options["loras"] == loras

@@ -27,6 +27,7 @@ STYLE, SKETCH = (
         size_bytes=99,
         applied={"transformer": 6, "transformer_2": keys},
         skipped={"text_encoder.x": "text encoder"},
+        warnings=("by its name",) if keys else (),
     )
     for name, keys in (("style", 8), ("sketch", 0))
 )
@@ -61,6 +62,7 @@ async def test_adapters_are_listed_with_what_became_of_their_keys() -> None:
     assert (style.size_bytes, style.sha256, style.pinned, style.format) == (99, b"\xab" * 32, False, "peft")
     assert (list(style.targets), list(sketch.targets)) == (["transformer", "transformer_2"], ["transformer"])
     assert (style.keys_applied, list(style.keys_skipped)) == (14, ["text_encoder.x (text encoder)"])
+    assert (list(style.warnings), list(sketch.warnings)) == (["by its name"], [])
 
 
 async def test_adapters_count_the_jobs_that_use_them() -> None:

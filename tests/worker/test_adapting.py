@@ -69,14 +69,14 @@ def it(tiny_qwen_image: Path) -> Iterator[Served]:
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Reading a file has begun, and it may go on."""
     begun, go_on = threading.Event(), threading.Event()
-    read = at_run_time.read_adapter
+    read = at_run_time.read_files
 
     def slowly(*arguments: Any) -> Any:
         begun.set()
         assert go_on.wait(60)
         return read(*arguments)
 
-    monkeypatch.setattr(at_run_time, "read_adapter", slowly)
+    monkeypatch.setattr(at_run_time, "read_files", slowly)
     yield begun, go_on
     go_on.set()
 

@@ -12,19 +12,21 @@ import dataclasses
 import logging
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from omni_grpc.config import LoraConfig
-from omni_grpc.feature_rules.lora import DEVICE_CACHE, HOST_CACHE, MERGED_CACHE
+from omni_grpc.feature_rules.lora import DEVICE_CACHE, HOST_CACHE, MERGED_CACHE, sources
 from omni_grpc.features import Context
 from omni_grpc.features.lora import records
 from omni_grpc.features.lora.cache import ByteCache
 from omni_grpc.features.lora.entry import Entry, Part
 from omni_grpc.features.lora.site import Placed, Site
 from omni_grpc.features.lora.variants import MergedCache
-from omni_grpc.loading.adapters import AdapterFile, read_adapter
+from omni_grpc.loading.adapters import AdapterFile
+from omni_grpc.loading.adapters.binding import Bound
 from omni_grpc.loading.adapters.files import refused
+from omni_grpc.loading.adapters.targets import read_files
 from omni_grpc.types.errors import (
     ConfigError,
     FailedPrecondition,
@@ -69,17 +71,19 @@ class Adapters:
         for the setting `lora`.
         """
         self._sites.append(site)
-        for name, path in (self._config.lora or {}).items():
-            file = read_adapter(name, Path(path))
-            bound = site.bind(name, file)
+        for name, paths in sources(self._config).items():
             entry = self._entries.get(name)
-            if entry is None:
-                entry = self._entries[name] = Entry(file.path, records.of_file(name, name, file))
-            placed = site.placed(bound)
+            if entry is not None and records.leaves_alone(entry.record, site.component):
+                # the file need not be read once more
+                bound = None
+            else:
+                bound, entry = self._bound(site, name, {where: Path(path) for where, path in paths.items()})
+            placed = [] if bound is None else site.placed(bound)
             part = Part.of(site, placed)
             entry.parts.append(part)
-            entry.record = records.extended(entry.record, site.component, bound, entry.nbytes)
-            entry.record = records.weighed(entry.record, *site.own_weights(placed))
+            if bound is not None:
+                entry.record = records.extended(entry.record, site.component, bound, entry.nbytes)
+                entry.record = records.weighed(entry.record, *site.own_weights(placed))
             part.keep(placed)
             self._fetch(part)
             part.put(name)
@@ -87,6 +91,15 @@ class Adapters:
                 cache.add(name, part.nbytes)
             entry.attached = True
         self._report()
+
+    def _bound(self, site: Site, name: str, paths: Mapping[str, Path]) -> tuple[Bound, Entry]:
+        """What an adapter of the settings changes of a component, and its entry."""
+        file = read_files(name, paths)
+        entry = self._entries.get(name)
+        if entry is None:
+            record = records.of_file(name, name, file, denoisers=site.context.denoisers)
+            entry = self._entries[name] = Entry(paths, record)
+        return site.bind(name, file), entry
 
     def settle(self) -> None:
         """Once all components are there: from now on the caches have their bounds. Raises ConfigError for an adapter of
@@ -119,11 +132,12 @@ class Adapters:
         if (known := self._entries.get(order.uid)) is not None:
             return known
         try:
-            file = self._read(order.id, Path(order.path), order.sha256)
+            file = self._read(order.id, {"": Path(order.path)}, order.sha256)
             if order.format and order.format != file.format:
                 raise refused(order.id, f"{file.path} has the layout {file.format}, not {order.format}")
             bound = [(site, site.bind(order.id, file)) for site in self._sites]
-            record = records.of_file(order.id, order.uid, file, pinned=order.pinned)
+            denoisers = self._sites[0].context.denoisers
+            record = records.of_file(order.id, order.uid, file, denoisers=denoisers, pinned=order.pinned)
             for site, one in bound:
                 record = records.extended(record, site.component, one)
             if fault := records.unused(record):
@@ -135,7 +149,7 @@ class Adapters:
         del file, bound
         for site, changes in placed:
             record = records.weighed(record, *site.own_weights(changes))
-        entry = Entry(Path(order.path), record)
+        entry = Entry({"": Path(order.path)}, record)
         try:
             self._keep_on_host(entry, placed)
             entry.record = dataclasses.replace(entry.record, nbytes=entry.nbytes)
@@ -272,10 +286,10 @@ class Adapters:
             raise FailedPrecondition(f"the adapter {key!r} {why} in this worker", reason="LORA_NOT_LOADED")
         return entry
 
-    def _read(self, name: str, path: Path, sha256: str) -> AdapterFile:
-        file = read_adapter(name, path)
+    def _read(self, name: str, paths: Mapping[str, Path], sha256: str) -> AdapterFile:
+        file = read_files(name, paths)
         if sha256 and file.sha256 != sha256:
-            raise refused(name, f"{file.path} has the SHA-256 {file.sha256}, not {sha256}: it is another file now")
+            raise refused(name, f"{file.name} has the SHA-256 {file.sha256}, not {sha256}: it is another file now")
         return file
 
     def _keep_on_host(self, entry: Entry, placed: Sequence[tuple[Site, list[Placed]]]) -> None:
@@ -338,9 +352,9 @@ class Adapters:
 
     def _reread(self, entry: Entry) -> None:
         record = entry.record
-        logger.info("adapter %s: reading %s again, which the host had dropped", record.id, entry.path)
+        logger.info("adapter %s: reading %s again, which the host had dropped", record.id, record.file)
         try:
-            file = self._read(record.id, entry.path, record.sha256)
+            file = self._read(record.id, entry.paths, record.sha256)
             placed = [(site, site.placed(site.bind(record.id, file))) for site in self._sites]
         except ConfigError as error:
             raise FailedPrecondition(str(error).removeprefix("--lora "), reason="LORA_NOT_LOADED") from error

@@ -45,7 +45,7 @@ class HostPart:
 
     def on_device(self, copied: Copied | None) -> list[Placed]:
         """The changes with their tensors on the device; None: it computes in the host's memory."""
-        if copied is None:
+        if copied is None or not self.placed:
             return self.placed
         there, region = copied(self._region.whole), self._region
 
@@ -98,11 +98,12 @@ class Part:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Entry:
-    """An adapter that is loaded, or about to be: `record` says all of it that is told. `users`: requests that have been
+    """An adapter that is loaded, or about to be: `record` says all of it that is told. `paths`: of its files, by the
+    component that each is for, "" for one that is for all. `users`: requests that have been
     admitted with it. `attached`: requests may name it; `leaving`: no more of them may.
     """
 
-    path: Path
+    paths: Mapping[str, Path]
     record: Adapter
     parts: list[Part] = dataclasses.field(default_factory=list)
     users: int = 0

@@ -17,8 +17,9 @@ from omni_grpc.features.lora.layer import LoraLinear
 from omni_grpc.features.lora.merged import VariantLinear, WholeUpdate
 from omni_grpc.features.lora.variants import MergedCache
 from omni_grpc.loading.adapters import AdapterFile
-from omni_grpc.loading.adapters.binding import Bound, Change, Layers, Part, bind
+from omni_grpc.loading.adapters.binding import Bound, Change, Layers, Part
 from omni_grpc.loading.adapters.deltas import Bias, Dense, Kron, LowRank, Vector, Whole
+from omni_grpc.loading.adapters.targets import bind_targets
 from omni_grpc.nn.linear import AnyLinear, Elsewhere, Shard
 from omni_grpc.nn.updates import BiasUpdate, DenseUpdate, KronUpdate, LowRankUpdate, Update, columns, mapped
 from omni_grpc.types.errors import InternalError
@@ -58,16 +59,17 @@ class Site:
 
     def bind(self, name: str, file: AdapterFile) -> Bound:
         """What the adapter `name` changes of the component. Raises ConfigError for what cannot be applied."""
-        bound = bind(
+        bound = bind_targets(
             name,
             file,
             self.component,
             self._layers(),
             layouts=self.context.spec.layouts,
             components=tuple(self.context.spec.weights),
+            denoisers=self.context.denoisers,
         )
         faults = {change.layer: why for change in bound.changes if (why := self._fault(change))}
-        told = {layer: f"{layer} of {file.path.name} is not served here: {why}" for layer, why in faults.items()}
+        told = {layer: f"{layer} of {file.name} is not served here: {why}" for layer, why in faults.items()}
         bound = dataclasses.replace(bound, refusals={**bound.refusals, **told})
         bound.check(name)
         return bound

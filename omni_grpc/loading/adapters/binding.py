@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from omni_grpc.loading.adapters.deltas import TABLE, Bias, Delta, Scaled, Vector, deltas, vectors
+from omni_grpc.loading.adapters.encoder_names import EncoderNames, is_encoder
 from omni_grpc.loading.adapters.files import AdapterFile, for_layer, refused
 from omni_grpc.loading.adapters.keys import Entry
 from omni_grpc.loading.adapters.names import TEXT_ENCODER, Named, Names, plain
@@ -89,14 +90,14 @@ def bind(
     layouts: Sequence[FileLayout] = (),
     components: Sequence[str] = (),
 ) -> Bound:
-    """What the adapter `name` changes of `component`, which has these layers; `layouts` are the other names that they
-    have in files, `components` all denoisers of the model.
+    """What the adapter `name` changes of `component`, a denoiser or a text encoder, which has these layers; `layouts`
+    are the other names that they have in files, `components` all denoisers of the model.
 
     Refused are keys that would change the component and cannot be applied: of a kind that is not served, of other
     shapes than the layer, or of what is no such change. Keys of zeros change nothing. Raises ConfigError for the
     setting `lora` where the file has a layer twice, or a config that does not say what it means for it.
     """
-    table = Names(layers, layouts, components)
+    table = EncoderNames(component, layers) if is_encoder(component) else Names(layers, layouts, components)
     skipped = dict.fromkeys(file.others, NO_ADAPTER)
     found: dict[str, tuple[Entry, Named]] = {}
     for entry in file.entries.values():
@@ -137,7 +138,7 @@ def bind(
     return Bound(tuple(changes), skipped, refusals)
 
 
-def _named(table: Names, entry: Entry) -> Named:
+def _named(table: Names | EncoderNames, entry: Entry) -> Named:
     """What an entry changes. One of modulation (`diff_m`) has the name of a block, or of the head, whose table it is
     of.
     """

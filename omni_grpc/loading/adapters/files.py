@@ -32,7 +32,8 @@ METADATA = "lora_adapter_metadata"
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFile:
     """An adapter as it is in its file. `entries`: its tensors by the layer as the file names it; `others`: keys that
-    are no part of an adapter; `config`: PEFT's, beside the file or in its header.
+    are no part of an adapter; `config`: PEFT's, beside the file or in its header. `parts`: where it is for some
+    components alone, by component what is for each, which may be a file of its own.
     """
 
     id: str
@@ -44,6 +45,13 @@ class AdapterFile:
     entries: Mapping[str, Entry]
     others: tuple[str, ...]
     config: Mapping[str, Any]
+    parts: Mapping[str, AdapterFile] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of its files, with the component that each is for, where that is said."""
+        named = ", ".join(f"{file.path.name} ({component})" for component, file in self.parts.items())
+        return named or self.path.name
 
     @property
     def rank(self) -> int:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import collections
 import math
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from omni_grpc.loading.adapters.binding import Bound, Layers, bind
+from omni_grpc.checkpoint.sizes import header
+from omni_grpc.loading.adapters.binding import OTHER, Bound, Layers
 from omni_grpc.loading.adapters.deltas import TABLE, Dense, Whole, is_rescaling
+from omni_grpc.loading.adapters.encoder_names import named_encoder
 from omni_grpc.loading.adapters.files import AdapterFile, for_layer, read_adapter
 from omni_grpc.loading.adapters.keys import Entry
 from omni_grpc.loading.adapters.names import Names, plain
+from omni_grpc.loading.adapters.targets import bind_targets, warnings
 from omni_grpc.loading.checkpoint import weight_shapes
 from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.spec import Checkpoint
@@ -62,7 +67,7 @@ def _alpha(file: AdapterFile, entry: Entry) -> float | None:
 
 def _component(entry: Entry) -> str:
     """As the name of a layer says it; a name that says nothing is any denoiser's."""
-    return Names((), (), ()).find(entry.layer).component or "any denoiser"
+    return named_encoder(entry.layer) or Names((), (), ()).find(entry.layer).component or "any denoiser"
 
 
 def _beside(file: AdapterFile, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -74,22 +79,38 @@ def _beside(file: AdapterFile, checkpoint: Checkpoint) -> dict[str, Any]:
     for component in components:
         if component in checkpoint.configs:
             layers = _layers(checkpoint.path / component)
-            beside[component] = bind(file.id, file, component, layers, layouts=spec.layouts, components=components)
-    applied = {component: _applied(bound) for component, bound in beside.items()}
+            beside[component] = bind_targets(
+                file.id,
+                file,
+                component,
+                layers,
+                layouts=spec.layouts,
+                components=components,
+                denoisers=checkpoint.denoisers,
+            )
+    for component in checkpoint.text_encoders:
+        layers = _encoder_layers(checkpoint.path / component)
+        beside[component] = bind_targets(file.id, file, component, layers, denoisers=checkpoint.denoisers)
+    applied = {
+        component: _applied(bound)
+        for component, bound in beside.items()
+        if component in components or bound.changes or bound.refusals
+    }
     used = {key for bound in beside.values() for key in bound.keys}
     refusals = {layer: why for bound in beside.values() for layer, why in bound.refusals.items()}
     return {
         "path": str(checkpoint.path),
         "pipeline": spec.name,
         "applied": applied,
-        "skipped": {key: why for bound in beside.values() for key, why in bound.skipped.items() if key not in used},
+        "skipped": _skipped(beside.values()),
+        "warnings": list(warnings(file, checkpoint.denoisers)),
         "refused": refusals,
         "works": bool(used) and not refusals,
     }
 
 
 def _applied(bound: Bound) -> dict[str, Any]:
-    """What one denoiser would take. Matrices of whole weights are told by their bytes in bfloat16; so are copies of
+    """What one component would take. Matrices of whole weights are told by their bytes in bfloat16; so are copies of
     weights, of which a model that keeps several modules as one layer needs more: it copies that layer.
     """
     whole = [change.delta for change in bound.changes if isinstance(change.delta, Dense)]
@@ -110,3 +131,29 @@ def _layers(folder: Path) -> Layers:
         name: (shape[0], math.prod(shape[1:])) if len(shape) > 1 and not name.endswith(TABLE) else shape
         for name, shape in weight_shapes(folder, TABLE).items()
     }
+
+
+_NO_LINEAR = re.compile(r"^(model\.)?visual\.|(^|\.)(shared|lm_head|relative_attention_bias|\w*embed(ding|_tokens)s?)$")
+"""Matrices of text encoders that are no linear layers, or not of the part that reads prompts."""
+
+
+def _encoder_layers(folder: Path) -> Layers:
+    """The layers of a text encoder by the names in its files, as features/lora finds them in its modules."""
+    tensors = {
+        name: shape for file in sorted(folder.glob("*.safetensors")) for name, (_, shape) in header(file).items()
+    }
+    weights = {name.removesuffix(".weight"): shape for name, shape in tensors.items() if name.endswith(".weight")}
+    return {
+        name: (shape[0], shape[1]) if len(shape) == 2 and not _NO_LINEAR.search(name) else None
+        for name, shape in weights.items()
+    }
+
+
+def _skipped(beside: Iterable[Bound]) -> dict[str, str]:
+    """Why keys that change nothing of any component do not; one that it is another component's is the last reason."""
+    beside = list(beside)
+    used = {key for bound in beside for key in bound.keys}
+    reasons: dict[str, str] = {}
+    for bound in beside:
+        reasons |= {key: why for key, why in bound.skipped.items() if why != OTHER or key not in reasons}
+    return {key: why for key, why in reasons.items() if key not in used}

@@ -28,7 +28,7 @@ _ENCODER = re.compile(
 """Names of layers of text encoders, of all tools."""
 
 TEXT_ENCODER = "text encoder"
-"""Stands for the component of layers of any text encoder."""
+"""Stands for the component of layers of any text encoder, and for those that no text encoder of the model has."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Names:
         """What `layer`, a name in a file, means."""
         component = ""
         while True:
-            if _ENCODER.match(layer):
+            if is_of_an_encoder(layer):
                 return Named(TEXT_ENCODER, None)
             if (found := self._table.get(_flat(layer))) is not None:
                 return Named(component, found)
@@ -81,6 +81,30 @@ def plain(layer: str) -> str:
     while prefix := next((prefix for prefix in _PREFIXES if layer.startswith(prefix)), ""):
         layer = layer.removeprefix(prefix)
     return layer
+
+
+def named_component(layer: str) -> str:
+    """The denoiser that a layer's name in a file begins with, as it calls it: also "high_noise"; "" where it says
+    none.
+    """
+    layer = plain(layer)
+    if prefix := next((prefix for prefix in _NOISE if layer.startswith(prefix)), ""):
+        return prefix.removesuffix(".")
+    match = _COMPONENT.match(layer)
+    return match[1] if match else ""
+
+
+def without_component(layer: str) -> str:
+    """A layer's name in a file without the denoiser that it begins with."""
+    layer = plain(layer)
+    while match := _COMPONENT.match(layer):
+        layer = plain(layer[match.end() :])
+    return layer
+
+
+def is_of_an_encoder(layer: str) -> bool:
+    """Whether a layer's name in a file, without what `plain` takes away, is that of a text encoder's."""
+    return _ENCODER.match(layer) is not None
 
 
 def _flat(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from omni_grpc.gate.media import is_video
 from omni_grpc.types import request_options as options
+from omni_grpc.types.lora import split
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, MEDIA, MEDIA_LIST, VIDEO, options_of
 from omni_grpc.types.spec import GuidanceKind
 from omni_grpc.v1 import sampling_pb2
@@ -65,7 +66,7 @@ def _lora(reading: Reading, name: str, value: Any) -> None:
         if path is not None:
             reading.refuse(
                 f"{name}.path",
-                "is not taken: adapters are loaded before (--lora NAME=PATH, or LoadLora); name it alone",
+                "is not taken: adapters are loaded before (--lora NAME=PATH, LoadLora); name it alone",
             )
         _first(given, "int_id", "lora_int_id")
         lora = reading.message.sampling.loras.add()
@@ -95,7 +96,8 @@ def _loras(reading: Reading, name: str, value: Any) -> None:
     """Our own form, names with their scales, or theirs."""
     value = plain(value)
     if isinstance(value, Mapping) and all(isinstance(scale, int | float) for scale in value.values()):
-        value = [{"name": lora, "scale": scale} for lora, scale in value.items()]
+        asked = ((split(str(lora)), scale) for lora, scale in value.items())
+        value = [{"name": lora_id, "target": target or None, "scale": scale} for (lora_id, target), scale in asked]
     _lora(reading, name, value)
 
 

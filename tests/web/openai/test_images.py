@@ -118,6 +118,7 @@ REFUSED = (
     ({"lora": {"name": "x", "path": "/x"}}, "lora.path"),
     ({"lora": [{"name": "x"}]}, "lora.lora_id"),
     ({"loras": {"x": 1.5}}, "loras.lora_id"),
+    ({"loras": {"x@transformer_2": 1.5}}, "loras.lora_id"),
     ({"extra_params": {"a": 1}}, "extra_params"),
     ({"max_sequence_length": 256}, "max_sequence_length"),
     ({"layers": 4}, "layers"),
