@@ -6,14 +6,17 @@ Nothing here imports ray, and torch comes with the worker: the process that call
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import os
 import pkgutil
 import platform
 import queue
+import shutil
 import socket
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +27,7 @@ from omni_grpc.engine.rank_network import meeting
 from omni_grpc.types.errors import Code, Failure, OmniError
 from omni_grpc.types.library_logs import quiet_libraries
 from omni_grpc.types.os_errors import plain
-from omni_grpc.types.plan import Died, Order, Plan, Report
+from omni_grpc.types.plan import Died, Order, Plan, Report, UnloadAdapter
 from omni_grpc.types.ranks import LISTENER
 from omni_grpc.types.shared_memory import NO_BLOCKS
 from omni_grpc.types.spec import Checkpoint
@@ -71,6 +74,8 @@ class RayWorker:
     def __init__(self) -> None:
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._worker: Inner | None = None
+        self._kept: tempfile.TemporaryDirectory[str] | None = None
+        """Files of adapters that the server's machine has, and this one has not."""
 
     def listen(self, host: str) -> int:
         """Has this process, rank 0 of several, listen where they meet; the port. Raises OSError where `host` is no
@@ -110,6 +115,32 @@ class RayWorker:
             self._worker.submit(message)
         else:
             self._worker.order(message)
+            if isinstance(message, UnloadAdapter) and self._kept is not None:
+                shutil.rmtree(self._folder(message.uid), ignore_errors=True)
+
+    def has_file(self, path: str, sha256: str) -> bool:
+        """Whether this machine has a file of that hash at that path."""
+        try:
+            with open(path, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+        except OSError:
+            return False
+
+    def keep_file(self, uid: str, name: str, files: Mapping[str, bytes]) -> str:
+        """Keeps the file of an adapter, and what belongs beside it, until that is unloaded or this process ends; the
+        path of `name`. Raises OSError.
+        """
+        if self._kept is None:
+            self._kept = tempfile.TemporaryDirectory(prefix="omni_grpc-adapters-")
+        folder = self._folder(uid)
+        folder.mkdir(exist_ok=True)
+        for own, data in files.items():
+            (folder / own).write_bytes(data)
+        return str(folder / name)
+
+    def _folder(self, uid: str) -> Path:
+        assert self._kept is not None
+        return Path(self._kept.name) / hashlib.sha256(uid.encode()).hexdigest()
 
     def close(self) -> None:
         """Returns when running work has ended."""

@@ -27,8 +27,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+from omni_grpc.checkpoint.adapter_file import CONFIG
 from omni_grpc.config import EngineConfig, start_logging
 from omni_grpc.engine.agreement import LAST_WORDS_SECONDS, Agreement, is_lost_adapter, is_lost_decode, name_of, of_rank
 from omni_grpc.engine.assignment import Assignment, Seat
@@ -37,7 +39,7 @@ from omni_grpc.engine.ray_actor import Arrival, RayWorker
 from omni_grpc.types import shared_memory as shared
 from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.os_errors import plain
-from omni_grpc.types.plan import Beat, Broken, Decoded, Died, Order, Plan, Ready, Report, UnloadAdapter
+from omni_grpc.types.plan import Beat, Broken, Decoded, Died, LoadAdapter, Order, Plan, Ready, Report, UnloadAdapter
 from omni_grpc.types.request import Request
 from omni_grpc.types.shared_inputs import read_inputs
 from omni_grpc.types.spec import Checkpoint
@@ -186,7 +188,25 @@ class _Replica:
         """Body of the thread that hands plans over. The next one goes when the last has been taken: in order."""
         with self._ends():
             while True:
-                self._call(rank, rank.actor.feed, rank.messages.get())
+                message = rank.messages.get()
+                if isinstance(message, LoadAdapter):
+                    message = self._with_file(rank, message)
+                self._call(rank, rank.actor.feed, message)
+
+    def _with_file(self, rank: _Rank, order: LoadAdapter) -> LoadAdapter:
+        """The order with a path of the actor's machine, to which the file goes where it is not there."""
+        if self._call(rank, rank.actor.has_file, order.path, order.sha256):
+            return order
+        path = Path(order.path)
+        try:
+            files = {one.name: one.read_bytes() for one in (path, path.parent / CONFIG) if one == path or one.is_file()}
+        except OSError as error:
+            # the worker says the same of its own machine
+            logger.warning("the file of adapter %s cannot be sent: %s", order.id, plain(error))
+            return order
+        logger.info("sending adapter %s to %s: %d bytes", order.id, rank.place, sum(map(len, files.values())))
+        kept: str = self._call(rank, rank.actor.keep_file, order.uid, path.name, files)
+        return dataclasses.replace(order, path=kept)
 
     def _fetch(self, rank: _Rank) -> None:
         """Body of the thread that fetches reports."""

@@ -85,9 +85,9 @@ class Standing:
     @property
     def facts(self) -> ServingFacts:
         """The facts by which requests are checked and completed."""
-        book, found = self.adapters.book, None if self.ready is None else self.ready.found
-        usable = None if found is None else book.usable(found)
-        return facts_of(self.config, self.checkpoint, usable, faults=book.faults)
+        book, ready = self.adapters.book, self.ready
+        usable = None if ready is None else book.usable(ready.found)
+        return facts_of(self.config, self.checkpoint, ready, found=usable, faults=book.faults)
 
     @property
     def ready_warnings(self) -> tuple[RequestWarning, ...]:

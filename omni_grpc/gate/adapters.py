@@ -202,6 +202,9 @@ class LoraGate:
                 message = f"model {model.name!r} has no adapter {lora_id!r}; ListLoras names those that it has"
                 raise NotFound(message, reason="LORA_NOT_FOUND", metadata={"name": lora_id})
             line["adapter"] = lora_id
+            if wanted is not None and wanted.fresh:
+                message = f"adapter {lora_id!r} is still being loaded; unload it when that is done"
+                raise FailedPrecondition(message, reason="LORA_LOADING", metadata={"name": lora_id})
             uid = lora_id if wanted is None else wanted.uid
             failed = 0
             if model.engine is not None:

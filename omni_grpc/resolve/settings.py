@@ -16,6 +16,7 @@ from omni_grpc.resolve.recipes import with_presets
 from omni_grpc.resolve.rules import ServingFacts
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.findings import WorkerFindings
+from omni_grpc.types.plan import Ready
 from omni_grpc.types.spec import Checkpoint
 
 DIFFUSERS_ONLY = ("diffusers_load_kwargs", "diffusers_call_kwargs")
@@ -28,18 +29,21 @@ SHARED = ("vae_use_slicing", "vae_use_tiling", "enable_cpu_offload")
 def facts_of(
     config: EngineConfig,
     checkpoint: Checkpoint,
-    found: WorkerFindings | None,
+    ready: Ready | None,
     *,
+    found: WorkerFindings | None = None,
     faults: Mapping[str, str] | None = None,
 ) -> ServingFacts:
-    """The facts for the rules of requests, from a server's configuration and what its worker found out, with the
-    adapters as they are now; `faults`: those that cannot be named.
+    """The facts for the rules of requests, from a server's configuration and what its worker found out. `found`: the
+    same with the adapters as they are now; `faults`: those that cannot be named, each with the reason.
     """
+    if found is None:
+        found = WorkerFindings() if ready is None else ready.found
     return ServingFacts(
         checkpoint,
         config.limits,
         cache=default_cache(config, checkpoint.spec),
-        found=WorkerFindings() if found is None else found,
+        found=found,
         lora_faults={} if faults is None else faults,
     )
 

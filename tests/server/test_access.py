@@ -121,6 +121,18 @@ RPCS: Mapping[str, Rpc] = {
     "AdminService/Drain": Rpc(
         make=lambda it: admin_pb2.DrainRequest(model="toy", replica=0), scopes=OPERATE, stranger="SCOPE_MISSING"
     ),
+    "AdminService/LoadLora": Rpc(
+        make=lambda it: admin_pb2.LoadLoraRequest(lora_id="style", model="toy", path="/style.safetensors"),
+        scopes=OPERATE,
+        stranger="SCOPE_MISSING",
+        admin="PATH_NOT_ALLOWED",
+    ),
+    "AdminService/UnloadLora": Rpc(
+        make=lambda it: admin_pb2.UnloadLoraRequest(lora_id="style", model="toy"),
+        scopes=OPERATE,
+        stranger="SCOPE_MISSING",
+        admin="LORA_NOT_FOUND",
+    ),
     "AdminService/StartProfile": Rpc(
         make=lambda it: admin_pb2.StartProfileRequest(model="toy"), scopes=OPERATE, stranger="SCOPE_MISSING"
     ),

@@ -117,6 +117,8 @@ def test_every_reason_that_a_call_or_a_job_can_end_with_is_on_the_page():
     assert raised - NEVER_ON_A_CALL <= listed
     composed = {"INVALID_ARGUMENT", "NOT_YET_SERVED", "QUEUE_TIMEOUT", "RUN_TIMEOUT", "DEADLINE", "TOKEN_NOT_YET_VALID"}
     composed.add(RESTARTED)
+    # of a feature
+    composed.add("LORA_CACHE_FULL")
     states = {f"ENGINE_{state}" for state in ("DRAINING", "STOPPED", "FAILED")}
     assert listed - raised == composed | states, "a reason that nothing raises"
 

@@ -59,7 +59,7 @@ async def test_adapters_are_listed_with_what_became_of_their_keys() -> None:
         listed = (await service.models.ListLoras(model_pb2.ListLorasRequest(model="toy"))).loras
     sketch, style = listed
     assert (style.lora_id, style.model, style.source, style.rank) == ("style", "toy", "style.safetensors", 4)
-    assert (style.size_bytes, style.sha256, style.pinned, style.format) == (99, b"\xab" * 32, True, "peft")
+    assert (style.size_bytes, style.sha256, style.pinned, style.format) == (99, b"\xab" * 32, False, "peft")
     assert (list(style.targets), list(sketch.targets)) == (["transformer", "transformer_2"], ["transformer"])
     assert (style.keys_applied, list(style.keys_skipped)) == (14, ["text_encoder.x (text encoder)"])
     assert (list(style.warnings), list(sketch.warnings)) == (["by its name"], [])

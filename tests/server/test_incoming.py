@@ -75,12 +75,6 @@ async def test_a_method_that_does_not_exist_is_refused_with_the_nearest(service,
     assert hint in error.message
 
 
-@pytest.mark.parametrize("method", ["AdminService/LoadLora", "AdminService/UnloadLora"])
-async def test_a_method_that_is_not_served_yet_says_so_whatever_it_is_sent(service, method):
-    error = await answer(service, method, b"\xff")
-    assert (error.code, error.reason, error.metadata["method"]) == ("UNIMPLEMENTED", "NOT_YET_SERVED", method)
-
-
 VALUES = [True, False, 4, 4.0, 0.1, 1e-7, "a b", ("a", "b"), {"a": True, "b": [1, None]}]
 
 

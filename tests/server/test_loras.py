@@ -225,6 +225,7 @@ async def test_while_it_is_being_loaded_jobs_go_on_and_cannot_name_it(roots: Pat
         assert (await loras(service))["style"].state == LOADING
         error = await refusal(service.create(sampling=using("style")))
         assert "is still being loaded" in error.message
+        assert (await refusal(unload(service, force=True))).reason == "LORA_LOADING"
         assert (await service.finished()).step == 3
         # its caller leaves, and it goes on
         loading.cancel()

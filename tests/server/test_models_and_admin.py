@@ -14,10 +14,8 @@ from omni_grpc.v1 import admin_pb2, job_pb2, model_pb2, sampling_pb2
 from .fake_executor import COST
 from .service import image, refusal, serving, to_error, until
 
-UNSERVED: Set[str] = {
-    "AdminService/LoadLora",
-    "AdminService/UnloadLora",
-}
+UNSERVED: Set[str] = set()
+"""Of the API, what this version has not."""
 
 
 async def model(service) -> model_pb2.Model:

@@ -36,6 +36,7 @@ from tests.server.service import (
     starting,
     until,
 )
+from tests.server.test_loras import adapter, load
 from tests.telemetry.scraping import Figures, scrape
 
 pytestmark = pytest.mark.service
@@ -75,7 +76,7 @@ class Telling(FakeExecutor):
 
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[Service]:
-    config = EngineConfig.from_settings(**SETTINGS, state_dir=str(tmp_path / "kept"))
+    config = EngineConfig.from_settings(**SETTINGS, state_dir=str(tmp_path / "kept"), lora_roots=str(tmp_path))
     executor = Telling(LORAS)
     async with served(config, Engine(config, CHECKPOINT, executor, open_storage(config)), executor) as service:
         yield service
@@ -144,6 +145,7 @@ async def test_each_metric_moves(service: Service, monkeypatch: pytest.MonkeyPat
     gate = service.executor.gates[Lane.STEP]
     gate.close()
     hook = {"webhook": {"url": "https://127.0.0.1:9/hook"}}
+    await load(service, adapter(Path(service.engine.config.fleet.lora_roots[0])), "other")
     first = await service.create(options=hook, sampling={"steps": 12, "loras": [{"lora_id": "style", "scale": 1.0}]})
     second = await service.create()
     slowly = Duration(seconds=60)
