@@ -19,7 +19,7 @@ from omni_grpc.types.os_errors import reason
 INSPECT = "omni_grpc.loading.adapters.inspect:inspect"
 """By name, since it imports torch, which other commands do not."""
 
-OF_SERVER = {
+OF_SERVER: Mapping[str, str] = {
     "load": "load an adapter into a running server",
     "list": "list the adapters of a running server",
     "unload": "unload an adapter of a running server",

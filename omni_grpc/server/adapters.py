@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from omni_grpc import wire
 from omni_grpc.gate import AdapterState, LoraAsk, LoraView
 from omni_grpc.server.fields import members
 from omni_grpc.v1 import admin_pb2, model_pb2
 
-_STATES = {state: number for number, state in members(AdapterState, model_pb2.LoraState).items() if state is not None}
+_STATES: Mapping[AdapterState, int] = {
+    state: number for number, state in members(AdapterState, model_pb2.LoraState).items() if state is not None
+}
 
 
 def lora_message(view: LoraView) -> model_pb2.Lora:
