@@ -148,6 +148,17 @@ def _is_known(word: str, known: frozenset[str]) -> bool:
     return word in known or all(part in known for part in re.findall(r"[^\W_]+", word))
 
 
+def _few_steps(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
+    if facts.cache is None or request.cache is not None or (draft.cache is not None and draft.cache.off):
+        return None
+    return RequestWarning(
+        code="CACHE_OFF",
+        field="sampling.cache",
+        message=f"{request.steps} steps are too few for the server to choose a step cache; name a method to use one",
+        applied="off",
+    )
+
+
 ADVICE: tuple[Callable[[Draft, Request, ServingFacts], RequestWarning | None], ...] = (
     _scale_without_effect,
     _cfg_not_supported,
@@ -158,6 +169,7 @@ ADVICE: tuple[Callable[[Draft, Request, ServingFacts], RequestWarning | None], .
     _unknown_words("negative_prompt"),
     *(_needs_cfg(name) for name in CFG_FIELDS if name != "true_cfg_scale"),
     *(_needs_experts(name) for name in EXPERT_FIELDS),
+    _few_steps,
 )
 
 

@@ -8,7 +8,7 @@ import dataclasses
 
 from omni_grpc.config import AdapterConfig, EngineConfig, ModelConfig
 from omni_grpc.feature_rules.base import Faults, is_native
-from omni_grpc.feature_rules.step_cache import default_cache
+from omni_grpc.feature_rules.step_cache import offer
 from omni_grpc.feature_rules.table import FEATURES, feature_faults
 from omni_grpc.resolve.ranks import check_ranks
 from omni_grpc.resolve.rules import ServingFacts
@@ -29,7 +29,7 @@ def facts_of(config: EngineConfig, checkpoint: Checkpoint, ready: Ready | None) 
     return ServingFacts(
         checkpoint,
         config.limits,
-        cache=default_cache(config, checkpoint.spec),
+        cache=offer(config, checkpoint),
         found=ready.found if ready else WorkerFindings(),
     )
 
