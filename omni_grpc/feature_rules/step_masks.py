@@ -44,11 +44,15 @@ def _parsed(text: str) -> tuple[bool, ...]:
 
 
 def _scaled(mask: Sequence[bool], steps: int) -> tuple[bool, ...]:
-    """The runs of a mask, each longer or shorter in proportion. Runs that get too short for a step go."""
-    out: list[bool] = []
+    """The same mask over another number of steps. Each run of computed steps begins and ends where it did, in
+    proportion, so that none of them goes: what lies between two of them gets no longer than that.
+    """
+    scale = (steps - 1) / (len(mask) - 1)
+    out = [False] * steps
     end = 0
     for computed, run in itertools.groupby(mask):
-        end += len(list(run))
-        out += [computed] * (round(end * steps / len(mask)) - len(out))
-    # the first and the last run are of computed steps, and stay so
-    return (True, *out[1:-1], True)
+        start, end = end, end + len(list(run))
+        if computed:
+            first, last = round(start * scale), round((end - 1) * scale)
+            out[first : last + 1] = [True] * (last + 1 - first)
+    return tuple(out)
