@@ -44,15 +44,16 @@ def _parsed(text: str) -> tuple[bool, ...]:
 
 
 def _scaled(mask: Sequence[bool], steps: int) -> tuple[bool, ...]:
-    """The same mask over another number of steps. Each run of computed steps begins and ends where it did, in
-    proportion, so that none of them goes: what lies between two of them gets no longer than that.
+    """The same mask over another number of steps: each run of computed steps is as long in proportion, but has one step
+    at least, so that what lies between two of them gets no longer than that.
     """
-    scale = (steps - 1) / (len(mask) - 1)
+    scale = steps / len(mask)
     out = [False] * steps
     end = 0
     for computed, run in itertools.groupby(mask):
         start, end = end, end + len(list(run))
         if computed:
-            first, last = round(start * scale), round((end - 1) * scale)
-            out[first : last + 1] = [True] * (last + 1 - first)
+            first = min(round(start * scale), steps - 1)
+            last = max(first + 1, round(end * scale))
+            out[first:last] = [True] * (last - first)
     return tuple(out)
