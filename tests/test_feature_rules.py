@@ -47,7 +47,7 @@ def test_rules_know_no_other_features_rules(name: str) -> None:
 @pytest.mark.parametrize("feature", [feature for feature in FEATURES if feature.apply], ids=lambda it: it.name)
 def test_what_applies_a_feature_is_there(feature: FeatureRules) -> None:
     apply = pkgutil.resolve_name(feature.apply)
-    assert apply.__module__ == f"omni_grpc.features.{feature.name}"
+    assert apply.__module__.split(".")[:3] == ["omni_grpc", "features", feature.name]
     assert list(inspect.signature(apply).parameters) == ["module", "config", "context"]
 
 
