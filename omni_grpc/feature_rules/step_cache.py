@@ -8,11 +8,11 @@ from typing import Any
 
 from omni_grpc.config import DIFFUSERS_CACHES, NATIVE_CACHES, CacheConfig, EngineConfig
 from omni_grpc.feature_rules.base import Faults, FeatureRules, Variants, is_native
-from omni_grpc.feature_rules.cache_fields import FIELDS, MOST_RESIDUALS
-from omni_grpc.feature_rules.step_masks import steps_mask
+from omni_grpc.types.cache_fields import FIELDS, MOST_RESIDUALS
 from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
 from omni_grpc.types.spec import Checkpoint, ModelSpec
 from omni_grpc.types.step_cache import METHODS, CacheDraft, CacheQuality, RequestCache
+from omni_grpc.types.step_masks import steps_mask
 
 Values = Mapping[str, Any]
 

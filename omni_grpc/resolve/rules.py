@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 
 from omni_grpc.config import LimitsConfig
-from omni_grpc.feature_rules.cache_fields import FIELDS
 from omni_grpc.feature_rules.step_cache import CacheOffer
 from omni_grpc.resolve.frames import counts_frames, duration_fault, nearest_frames
+from omni_grpc.types.cache_fields import FIELDS
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS, Lora
 from omni_grpc.types.media import AudioFormat, ImageFormat, Modality, OutputFormat, VideoFormat

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from omni_grpc.config import EngineConfig
-from omni_grpc.feature_rules.cache_fields import MOST_RESIDUALS
 from omni_grpc.nn.mesh import Mesh
 from omni_grpc.nn.rows import LayoutCache, Rows
 from omni_grpc.pipeline.base import Pipeline
@@ -25,6 +24,7 @@ from omni_grpc.pipeline.state import State
 from omni_grpc.resolve.request import placeholder
 from omni_grpc.resolve.residency import GRAPHS
 from omni_grpc.resolve.settings import facts_of
+from omni_grpc.types.cache_fields import MOST_RESIDUALS
 from omni_grpc.types.memory_model import MARGIN, HeldLaw, MemoryModel, PixelLaw, StepLaw
 from omni_grpc.types.request import Request
 from omni_grpc.types.spec import Checkpoint, Limits

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.feature_rules.cache_fields import FIELDS
-from omni_grpc.feature_rules.step_masks import MASKS, SHORT, steps_mask
 from omni_grpc.features.step_cache.memory import forecast
 from omni_grpc.features.step_cache.policies import policy_of
 from omni_grpc.features.step_cache.spectrum import filtered
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.state import COND, UNCOND, Conditioning, State, Tables
+from omni_grpc.types.cache_fields import FIELDS
 from omni_grpc.types.step_cache import METHODS, DbCache, FirstBlockCache, MagCache, RequestCache, SeaCache, TeaCache
+from omni_grpc.types.step_masks import MASKS, SHORT, steps_mask
 from tests.features.test_step_cache import Adds, cached, state
 
 LAYOUTS = LayoutCache("cpu")

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from omni_grpc.feature_rules.step_masks import MASKS
 from omni_grpc.types.step_cache import INPUT, TIMESTEP
+from omni_grpc.types.step_masks import MASKS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
