@@ -22,6 +22,7 @@ from omni_grpc.scenes.judge import Verdict, judge
 from omni_grpc.scenes.wish import KINDS, Wish
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.results import Effective
+from omni_grpc.types.step_cache import CacheCount
 
 ALL = "all"
 MAX_PSNR = 100.0
@@ -83,7 +84,8 @@ def render(config: EngineConfig, chosen: Sequence[Caption], shape: PictureSettin
             return np.asarray(made.images[0]), made
 
         _, first = draw(chosen[0])  # pays for what is made at first use
-        pictures, seconds, counts, began = [], [], [], time.monotonic()
+        pictures, seconds, began = [], [], time.monotonic()
+        counts: list[CacheCount] = []
         with ThreadPoolExecutor(2 * config.scheduler.max_num_seqs) as pool:
             for picture, made in pool.map(draw, chosen):
                 pictures.append(picture)
