@@ -15,7 +15,21 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from omni_grpc.cli import alone, connect, drain, export, health, info, jobs, like, listing, profile, serve, signals
+from omni_grpc.cli import (
+    alone,
+    calibrate,
+    connect,
+    drain,
+    export,
+    health,
+    info,
+    jobs,
+    like,
+    listing,
+    profile,
+    serve,
+    signals,
+)
 from omni_grpc.cli import generate as making
 from omni_grpc.cli.batch import command as batch
 from omni_grpc.cli.bench import command as bench
@@ -54,6 +68,8 @@ def _run(arguments: list[str]) -> int:
     try:
         if command == "bench":
             return bench.main(arguments[1:])
+        if command == "calibrate":
+            return calibrate.main(arguments[1:])
         if command == "jobs" and arguments[1:2] and not arguments[1].startswith("-"):
             return export.main(arguments[1:])
         args = _parser().parse_args(arguments)
@@ -252,6 +268,7 @@ def _parser() -> SettingsParser:
     )
     commands.add_parser("token", help="make, list and revoke the tokens of a server's callers", add_help=False)
     commands.add_parser("bench", help="send load to a server, or measure a model's prompt accuracy", add_help=False)
+    commands.add_parser("calibrate", help="measure a model for its step caches", add_help=False)
     commands.add_parser("pull", help="download a checkpoint from the Hugging Face hub", add_help=False)
     commands.add_parser("convert", help="make safetensors of the pickled weights of a checkpoint", add_help=False)
     commands.add_parser("lora", help="show what is in the file of a LoRA adapter", add_help=False)

@@ -11,13 +11,19 @@ from omni_grpc.feature_rules.base import Faults, FeatureRules, Variants, is_nati
 from omni_grpc.types.cache_fields import FIELDS, MOST_RESIDUALS
 from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
 from omni_grpc.types.spec import Checkpoint, ModelSpec
-from omni_grpc.types.step_cache import METHODS, CacheDraft, CacheQuality, RequestCache
+from omni_grpc.types.step_cache import CALIBRATE, METHODS, CacheDraft, CacheQuality, Calibration, RequestCache
 from omni_grpc.types.step_masks import steps_mask
 
 Values = Mapping[str, Any]
 
 AUTO = "auto"
 """The backend that stands for the methods which a quality chooses."""
+
+BACKENDS = (AUTO, *NATIVE_CACHES, CALIBRATE)
+"""Values of --cache-backend for native models."""
+
+CALIBRATED = "step_cache"
+"""The entry of --cache-config that has what `omni-grpc calibrate` found."""
 
 FEWEST_STEPS = 8
 """Below so many steps, a quality chooses no cache: there is next to nothing to reuse."""
@@ -52,7 +58,7 @@ class CacheOffer:
     def asked(self, draft: CacheDraft | None, steps: int) -> tuple[str, Values]:
         """The method that a request gets, and the values of its fields, with those that nobody gave. "": none."""
         chosen = self.own if draft is None else draft
-        if chosen.off:
+        if chosen.off or chosen.method == CALIBRATE:
             return "", {}
         method, given = chosen.method, chosen.given
         if chosen.quality is not None:
@@ -67,6 +73,8 @@ class CacheOffer:
     def complete(self, draft: CacheDraft | None, steps: int) -> RequestCache | None:
         """The cache of a request with so many steps. Of a request that `faults` has nothing against."""
         method, values = self.asked(draft, steps)
+        if (self.own if draft is None else draft).method == CALIBRATE:
+            return Calibration()
         if not method:
             return None
         if method == "cache_dit" and values["scm_steps_mask_policy"] and not values["scm_steps_mask"]:
@@ -127,27 +135,38 @@ def _plain(value: Any, like: Any) -> Any:
 def offer(config: EngineConfig, checkpoint: Checkpoint) -> CacheOffer | None:
     """The step caches of a server's requests; None where it has none, or the model is not native."""
     cache = config.cache
-    if cache is None or cache.cache_backend not in (AUTO, *NATIVE_CACHES) or checkpoint.spec.family == OPAQUE_FAMILY:
+    if cache is None or cache.cache_backend not in BACKENDS or checkpoint.spec.family == OPAQUE_FAMILY:
         return None
-    known = known_values(checkpoint)
+    given, measured = _given(cache)
+    known = known_values(checkpoint, measured)
     backend, quality = cache.cache_backend, cache.cache_quality
-    given = cache.cache_config or {}
-    values = {**known, backend: {**known.get(backend, {}), **given}} if backend != AUTO else known
+    values = {**known, backend: {**known.get(backend, {}), **given}} if backend in NATIVE_CACHES else known
     own = CacheDraft(method=backend)
     if quality is not None or backend == AUTO:
         own = CacheDraft(quality=CacheQuality((quality or "near_lossless").upper()))
-    return CacheOffer(own=own, values=values, qualities={**QUALITIES, **known_qualities(checkpoint)})
+    return CacheOffer(own=own, values=values, qualities={**QUALITIES, **known_qualities(checkpoint, measured)})
 
 
-def known_values(checkpoint: Checkpoint) -> dict[str, Values]:
-    """Method -> the values that the model's spec has, and over them those that come with the checkpoint."""
-    spec, own = checkpoint.spec.step_cache, checkpoint.preferences.step_cache
-    return {method: {**spec.get(method, {}), **own.get(method, {})} for method in {*spec, *own} & FIELDS.keys()}
+def _given(cache: CacheConfig) -> tuple[Values, Mapping[str, Values]]:
+    """What --cache-config has: fields of the backend's method, or what `omni-grpc calibrate` found of the model."""
+    given = cache.cache_config or {}
+    return ({}, given[CALIBRATED]) if CALIBRATED in given else (given, {})
 
 
-def known_qualities(checkpoint: Checkpoint) -> dict[CacheQuality, tuple[str, Values]]:
+def known_values(checkpoint: Checkpoint, measured: Mapping[str, Values]) -> dict[str, Values]:
+    """Method -> the values that the model's spec has, over them those that come with the checkpoint, and over those
+    what was measured.
+    """
+    sources = (checkpoint.spec.step_cache, checkpoint.preferences.step_cache, measured)
+    known: dict[str, Values] = {}
+    for source in sources:
+        known |= {method: {**known.get(method, {}), **values} for method, values in source.items() if method in FIELDS}
+    return known
+
+
+def known_qualities(checkpoint: Checkpoint, measured: Mapping[str, Values]) -> dict[CacheQuality, tuple[str, Values]]:
     """What qualities stand for, as it was measured for this checkpoint."""
-    found = {**checkpoint.spec.step_cache, **checkpoint.preferences.step_cache}
+    found = {**checkpoint.spec.step_cache, **checkpoint.preferences.step_cache, **measured}
     return {
         quality: (str(method), values)
         for quality in CacheQuality
@@ -164,13 +183,13 @@ def _faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
     if config.cache is None:
         return {}
     backend, native = config.cache.cache_backend, is_native(checkpoint)
-    offered = (AUTO, *NATIVE_CACHES) if native else DIFFUSERS_CACHES
+    offered = BACKENDS if native else DIFFUSERS_CACHES
     if backend is None:
         given = "cache_quality" if config.cache.cache_config is None else "cache_config"
         return {given: "needs --cache-backend"}
     if backend not in offered:
         runs, name = "is native" if native else "runs through diffusers", checkpoint.spec.name
-        known = ", ".join(offered)
+        known = ", ".join(name for name in offered if name != CALIBRATE)
         return {"cache_backend": f"{backend!r} is not a step cache for {name}, which {runs}; choose from {known}"}
     return _native_faults(config, checkpoint) if native else _foreign_faults(config.cache)
 
@@ -183,9 +202,11 @@ def _foreign_faults(cache: CacheConfig) -> Faults:
 
 def _native_faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
     assert config.cache is not None
-    backend, given = config.cache.cache_backend, config.cache.cache_config or {}
-    if backend == AUTO:
-        return {"cache_config": f"has no effect beside --cache-backend {AUTO}; name a method"} if given else {}
+    backend, (given, measured) = config.cache.cache_backend, _given(config.cache)
+    if wrong := _measured_faults(measured):
+        return {"cache_config": wrong}
+    if backend in (AUTO, CALIBRATE):
+        return {"cache_config": f"has no effect beside --cache-backend {backend}; name a method"} if given else {}
     assert backend is not None
     if config.cache.cache_quality is not None:
         return {"cache_quality": f"chooses the method itself; use --cache-backend {AUTO}, or leave it out"}
@@ -194,12 +215,27 @@ def _native_faults(config: EngineConfig, checkpoint: Checkpoint) -> Faults:
         return {"cache_config": f"has unknown keys {', '.join(unknown)}; {backend} takes {fields}"}
     if found := field_faults(backend, given):
         return {"cache_config": "; ".join(f"{name} {why}" for name, why in found.items())}
-    if backend == "mag_cache" and not {**known_values(checkpoint).get(backend, {}), **given}.get("ratios"):
+    if backend == "mag_cache" and not {**known_values(checkpoint, measured).get(backend, {}), **given}.get("ratios"):
         return {
             "cache_backend": f"{backend!r} needs the magnitude ratios of {checkpoint.spec.name}, which are not known; "
             "measure them with `omni-grpc calibrate`, or give them: --cache-config '{\"ratios\": [...]}'"
         }
     return {}
+
+
+def _measured_faults(measured: Any) -> str:
+    """What is wrong with the entry CALIBRATED, or ""."""
+    if not isinstance(measured, Mapping):
+        return f"{CALIBRATED}: expected an object"
+    for name, values in measured.items():
+        method, given = name, values
+        if name.upper() in list(CacheQuality) and isinstance(values, Mapping) and len(values) == 1:
+            ((method, given),) = values.items()
+        if method not in FIELDS or not isinstance(given, Mapping):
+            return f"{CALIBRATED}.{name} is unknown; it has methods ({', '.join(FIELDS)}) and qualities"
+        if found := field_faults(method, given):
+            return "; ".join(f"{CALIBRATED}.{name}.{field} {why}" for field, why in found.items())
+    return ""
 
 
 def _variants(spec: ModelSpec) -> Variants:

@@ -89,7 +89,27 @@ class SeaCache:
     power_exp: float
 
 
-RequestCache = TeaCache | FirstBlockCache | DbCache | MagCache | SeaCache
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """No cache: every evaluation is computed, and an Observation tells what caches would have gone by."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One evaluation of one row against the one before. `change`: of the blocks' first input; `timestep`: of the
+    modulation that depends on the timestep alone; `output`: of what comes out of the blocks; each relative, in the L1
+    norm. `ratio`: the magnitude of what the blocks add / that of before, the mean over the tokens.
+    """
+
+    branch: str
+    evaluation: int
+    change: float
+    timestep: float
+    output: float
+    ratio: float
+
+
+RequestCache = TeaCache | FirstBlockCache | DbCache | MagCache | SeaCache | Calibration
 """The step cache of a request."""
 
 METHODS: Mapping[str, type[RequestCache]] = {
@@ -102,9 +122,13 @@ METHODS: Mapping[str, type[RequestCache]] = {
 """The step caches of native models, by the names that the API, the settings and the replies have for them."""
 
 
+CALIBRATE = "calibrate"
+"""The backend that observes for `omni-grpc calibrate`. It is no method: the API does not have it."""
+
+
 def method_of(cache: RequestCache) -> str:
     """The name of a cache's method."""
-    return next(name for name, record in METHODS.items() if type(cache) is record)
+    return next((name for name, record in METHODS.items() if type(cache) is record), CALIBRATE)
 
 
 class CacheQuality(enum.StrEnum):
@@ -138,7 +162,7 @@ class CacheDraft:
 class CacheCount:
     """What a step cache did in one component: row evaluations that it served (`hits`) and that were computed
     (`misses`), the blocks that they have together and those of them that ran, and the sum of the `measured` relative
-    changes that it decided by.
+    changes that it decided by. `observed`: of a Calibration, what it saw.
     """
 
     component: str
@@ -149,6 +173,7 @@ class CacheCount:
     blocks_run: int = 0
     measured: int = 0
     change: float = 0.0
+    observed: tuple[Observation, ...] = ()
 
     def __add__(self, other: CacheCount) -> CacheCount:
         return CacheCount(
@@ -160,6 +185,7 @@ class CacheCount:
             blocks_run=self.blocks_run + other.blocks_run,
             measured=self.measured + other.measured,
             change=self.change + other.change,
+            observed=self.observed + other.observed,
         )
 
 

@@ -45,6 +45,7 @@ EXCEPTIONS: Mapping[tuple[type, str], FieldRule] = {
     (Guidance, "norm"): FieldRule(why="unspecified where the model does not use it", reads=GuidanceNorm.NONE),
     (CacheCount, "measured"): _MEASURED,
     (CacheCount, "change"): _MEASURED,
+    (CacheCount, "observed"): FieldRule(why="the API has no calibration", sent=False),
 }
 
 _SAME = FieldRule(why="mapped by name")

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from omni_grpc.types.errors import Failure
-from omni_grpc.types.step_cache import METHODS, FixedCache, RequestCache, method_of
+from omni_grpc.types.step_cache import METHODS, Calibration, FixedCache, RequestCache, method_of
 from omni_grpc.wire.status import from_status, to_status
 
 _NANOS = 1_000_000_000
@@ -55,7 +55,7 @@ def _cache_options(value: RequestCache | FixedCache | None, extra: object = None
     """
     if value is None:
         return {"off": {}}
-    if isinstance(value, FixedCache):
+    if isinstance(value, FixedCache | Calibration):
         return None
     return {method_of(value): {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}}
 

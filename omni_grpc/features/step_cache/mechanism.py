@@ -18,13 +18,13 @@ from omni_grpc.config import CacheConfig
 from omni_grpc.features import Context
 from omni_grpc.features.step_cache.compare import changes, timestep_changes
 from omni_grpc.features.step_cache.memory import Memory, forecast
-from omni_grpc.features.step_cache.policies import Compared, Moment, Policy, policy_of
+from omni_grpc.features.step_cache.policies import Compared, Moment, Observe, Policy, policy_of
 from omni_grpc.features.step_cache.spectrum import filtered
 from omni_grpc.nn.mesh import Mesh
 from omni_grpc.nn.rows import Rows
 from omni_grpc.nn.stack import Carry, RunBlocks, Stack, convert, main_stack
 from omni_grpc.pipeline.state import State
-from omni_grpc.types.step_cache import CacheCount, method_of, tally
+from omni_grpc.types.step_cache import CacheCount, Observation, method_of, tally
 
 
 def apply(module: nn.Module, config: CacheConfig, context: Context) -> None:
@@ -50,6 +50,7 @@ class Work:
     compared: Tensor | None = None
     answered: bool = False
     kept: tuple[float, ...] = ()
+    observed: tuple[Observation, ...] = ()
 
 
 class StepCache:
@@ -73,7 +74,7 @@ class StepCache:
         now = carry
         for place, end in itertools.pairwise([*places, hi]):
             self._decide(stack, lo, carry, now, rows, {row: work for row, work in works.items() if work.start == place})
-            now = self._settle(now, rows, {row: work for row, work in works.items() if work.stop == place})
+            now = self._settle(stack, now, rows, {row: work for row, work in works.items() if work.stop == place})
             if place == hi:
                 break
             running = tuple(row for row in range(len(rows)) if row not in works or _runs(works[row], place))
@@ -172,7 +173,7 @@ class StepCache:
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
-    def _settle(self, now: Carry, rows: Rows, works: dict[int, Work]) -> Carry:
+    def _settle(self, stack: Stack, now: Carry, rows: Rows, works: dict[int, Work]) -> Carry:
         """Adds to the rows that are answered what stands for their blocks, and keeps what the others' blocks added."""
         if not works:
             return now
@@ -186,10 +187,35 @@ class StepCache:
                     after[name][row] = work.before[name] + residual
             else:
                 added = {name: parts[row] - work.before[name] for name, parts in after.items()}
+                if isinstance(work.policy, Observe):
+                    work.observed = self._observe(stack, work, added)
                 earlier = () if memory is None else memory.residuals[: work.policy.order]
                 residuals = ((work.state.evaluation, added), *earlier)
             work.state.slots[self.slot, work.branch] = _kept(work, residuals)
         return {name: torch.cat(parts) for name, parts in after.items()} if answered else now
+
+    def _observe(self, stack: Stack, work: Work, added: Carry) -> tuple[Observation, ...]:
+        """What caches would have gone by in this evaluation; nothing where there is none before it."""
+        memory, name = work.memory, list(added)[-1]
+        if memory is None or work.change is None:
+            work.state.slots[f"{self.slot} output", work.branch] = work.before[name] + added[name]
+            return ()
+        before = memory.residuals[0][1][name]
+        ratios = added[name].float().norm(dim=-1) / before.float().norm(dim=-1)
+        earlier = work.state.slots[f"{self.slot} output", work.branch]
+        output = work.before[name] + added[name]
+        work.state.slots[f"{self.slot} output", work.branch] = output
+        moved = (output.float() - earlier.float()).abs().sum() / earlier.float().abs().sum()
+        return (
+            Observation(
+                branch=work.branch,
+                evaluation=work.state.evaluation,
+                change=work.change,
+                timestep=self._timestep_change(stack, work) or 0.0,
+                output=moved.item(),
+                ratio=ratios.mean().item(),
+            ),
+        )
 
     def _count(self, work: Work, blocks: int) -> None:
         cache = work.state.request.cache
@@ -203,6 +229,7 @@ class StepCache:
             blocks_run=blocks - (work.stop - work.start) * work.answered,
             measured=int(work.change is not None),
             change=work.change or 0.0,
+            observed=work.observed,
         )
         tally(work.state.reports, (self.slot, work.branch), count)
 

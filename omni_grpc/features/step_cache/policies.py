@@ -12,6 +12,7 @@ from typing import Any
 
 from omni_grpc.types.step_cache import (
     TIMESTEP,
+    Calibration,
     DbCache,
     FirstBlockCache,
     MagCache,
@@ -189,6 +190,18 @@ class Sea(Policy):
         return (True, (drift,)) if drift < self.cache.threshold else (False, ())
 
 
+class Observe(Policy):
+    """Computes everything; see Calibration."""
+
+    compared = Compared.INPUT
+
+    def __init__(self, cache: Calibration) -> None:
+        self.cache = cache
+
+    def decide(self, at: Moment, kept: Kept) -> tuple[bool, Kept]:
+        return False, ()
+
+
 def _too_long(at: Moment, limit: int) -> bool:
     """Whether as many evaluations in a row were reused as may be; no limit where it is 0."""
     return 0 < limit <= at.in_row
@@ -200,6 +213,7 @@ POLICIES: Mapping[type[Any], type[Any]] = {
     DbCache: Db,
     MagCache: Mag,
     SeaCache: Sea,
+    Calibration: Observe,
 }
 
 
