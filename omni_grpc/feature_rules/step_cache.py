@@ -8,7 +8,7 @@ from typing import Any
 
 from omni_grpc.config import DIFFUSERS_CACHES, NATIVE_CACHES, CacheConfig, EngineConfig
 from omni_grpc.feature_rules.base import Faults, FeatureRules, Variants, is_native
-from omni_grpc.types.cache_fields import FIELDS, MOST_RESIDUALS
+from omni_grpc.types.cache_fields import FIELDS, MOST_RESIDUALS, from_peers
 from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
 from omni_grpc.types.spec import Checkpoint, ModelSpec
 from omni_grpc.types.step_cache import CALIBRATE, METHODS, CacheDraft, CacheQuality, Calibration, RequestCache
@@ -150,7 +150,7 @@ def offer(config: EngineConfig, checkpoint: Checkpoint) -> CacheOffer | None:
 def _given(cache: CacheConfig) -> tuple[Values, Mapping[str, Values]]:
     """What --cache-config has: fields of the backend's method, or what `omni-grpc calibrate` found of the model."""
     given = cache.cache_config or {}
-    return ({}, given[CALIBRATED]) if CALIBRATED in given else (given, {})
+    return ({}, given[CALIBRATED]) if CALIBRATED in given else (from_peers(cache.cache_backend or "", given), {})
 
 
 def known_values(checkpoint: Checkpoint, measured: Mapping[str, Values]) -> dict[str, Values]:

@@ -129,3 +129,37 @@ FIELDS: Mapping[str, Mapping[str, CacheField]] = {
     },
 }
 """Method -> field -> its rule."""
+
+PEERS: Mapping[str, Mapping[str, str]] = {
+    "cache_dit": {"Fn_compute_blocks": "fn_compute_blocks", "Bn_compute_blocks": "bn_compute_blocks"},
+    "mag_cache": {
+        "mag_threshold": "threshold",
+        "mag_max_skip_steps": "max_skip_steps",
+        "mag_retention_ratio": "retention_ratio",
+        "mag_ratios": "ratios",
+    },
+    "sea_cache": {
+        "sea_threshold": "threshold",
+        "sea_residual_order": "residual_order",
+        "sea_max_consecutive_cached": "max_consecutive_cached",
+        "sea_power_exp": "power_exp",
+    },
+}
+"""Method -> names that cache-dit and vLLM-Omni have for a field -> ours."""
+
+
+def from_peers(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a method with our names. cache-dit's `enable_taylorseer` is an order of 1 where no order is given,
+    and of 0 where it is off; its -1 for no limit is 0.
+    """
+    names = PEERS.get(method, {})
+    found = {names.get(name, name): value for name, value in given.items()}
+    if method == "cache_dit":
+        taylor = found.pop("enable_taylorseer", None)
+        if taylor is not None:
+            found["taylorseer_order"] = found.get("taylorseer_order", 1) if taylor else 0
+        limits = ("max_cached_steps", "max_continuous_cached_steps")
+        found |= {name: 0 for name in limits if found.get(name) == -1}
+        if "scm_steps_mask_policy" in found:
+            found["scm_steps_mask_policy"] = found["scm_steps_mask_policy"] or ""
+    return found

@@ -181,3 +181,27 @@ def test_a_quality_is_resolved_per_model_and_too_few_steps_get_none() -> None:
     assert found.complete(None, 20) is not None
     assert found.complete(None, 7) is None
     assert found.complete(CacheDraft(method="sea_cache"), 7) is not None, "one that is named is used"
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "expected"),
+    [
+        (
+            "cache_dit",
+            {"Fn_compute_blocks": 8, "Bn_compute_blocks": 1},
+            {"fn_compute_blocks": 8, "bn_compute_blocks": 1},
+        ),
+        ("cache_dit", {"enable_taylorseer": True}, {"taylorseer_order": 1}),
+        ("cache_dit", {"enable_taylorseer": True, "taylorseer_order": 2}, {"taylorseer_order": 2}),
+        ("cache_dit", {"enable_taylorseer": False, "taylorseer_order": 2}, {"taylorseer_order": 0}),
+        ("cache_dit", {"max_cached_steps": -1, "scm_steps_mask_policy": None}, {"max_cached_steps": 0}),
+        ("sea_cache", {"sea_threshold": 0.3, "sea_power_exp": 3.0}, {"threshold": 0.3, "power_exp": 3.0}),
+        ("mag_cache", {"mag_threshold": 0.1, "mag_ratios": [1.0, 0.9]}, {"threshold": 0.1, "ratios": (1.0, 0.9)}),
+    ],
+)
+def test_names_of_peers_are_taken(method: str, given: dict[str, Any], expected: dict[str, Any]) -> None:
+    config = EngineConfig.from_settings(model=str(BUNDLED), cache_backend=method, cache_config=given)
+    found = offer(config, open_checkpoint(BUNDLED))
+    assert found is not None
+    cache = found.complete(None, 20)
+    assert {name: getattr(cache, name) for name in expected} == expected
