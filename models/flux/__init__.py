@@ -170,7 +170,7 @@ SPECS = (
         other_names=OTHER_NAMES,
         schedulers=SCHEDULERS,
         # published with TeaCache for FLUX.1-dev (https://arxiv.org/abs/2411.19108); not fitted here
-        cache_coefficients=(498.651651, -283.781631, 55.8554382, -3.82021401, 0.264230861),
+        step_cache={"tea_cache": {"coefficients": (498.651651, -283.781631, 55.8554382, -3.82021401, 0.264230861)}},
     ),
     ModelSpec(
         name="FluxKontextPipeline",

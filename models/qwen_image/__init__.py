@@ -52,6 +52,6 @@ SPECS = (
         # the files have the tensor names of the checkpoint
         single_file=SingleFile(architectures=("qwen_image",)),
         # TeaCache's polynomial for the first modulated input of this model, as in other servers; not fitted here
-        cache_coefficients=(-450.0, 280.0, -45.0, 3.2, -0.02),
+        step_cache={"tea_cache": {"coefficients": (-450.0, 280.0, -45.0, 3.2, -0.02)}},
     ),
 )

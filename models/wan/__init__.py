@@ -33,6 +33,15 @@ SERVED: Mapping[str, Any] = {
 """Settings of the transformer that other members of the family change, and the values that are served."""
 
 
+PUBLISHED: Mapping[int, tuple[float, ...]] = {
+    30: (-52186.2437, 9230.41404, -528.275948, 13.6987616, -0.0499875664),
+    40: (-303318.725, 49053.7029, -2655.30556, 58.7365115, -0.315583525),
+}
+"""What TeaCache was fitted to for Wan2.1's text to video, 1.3B and 14B, by their number of blocks: from the change of
+the modulation that the timestep gives (https://github.com/ali-vilab/TeaCache, TeaCache4Wan2.1, with `use_ret_steps`).
+"""
+
+
 def variant(configs: Configs) -> Mapping[str, Any]:
     """A checkpoint whose tokens have timesteps of their own (TI2V) does both tasks.
 
@@ -51,6 +60,8 @@ def variant(configs: Configs) -> Mapping[str, Any]:
         changed["tasks"] = (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)
         changed["takes"] = frozenset({"num_frames", "first_frame"})
         changed["pipeline"] = "omni_grpc.models.wan.pipeline_text_image_to_video:WanTextImageToVideoPipeline"
+    elif "transformer_2" not in configs and (fitted := PUBLISHED.get(configs["transformer"].get("num_layers", 0))):
+        changed["step_cache"] = {"tea_cache": {"signal": "timestep", "coefficients": fitted, "rel_l1_thresh": 0.1}}
     return changed
 
 

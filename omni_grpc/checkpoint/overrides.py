@@ -1,7 +1,8 @@
 """Settings that a checkpoint brings beside the diffusers layout: the file `omni_grpc.json` in its folder.
 
 {"defaults": {"width": 128, "steps": 20, "guidance": {"true_cfg_scale": 4.0}},
- "latent_rgb": {"factors": [[r, g, b], ...], "bias": [r, g, b]}}
+ "latent_rgb": {"factors": [[r, g, b], ...], "bias": [r, g, b]},
+ "step_cache": {"mag_cache": {"ratios": [1.0, ...]}, "balanced": {"mag_cache": {"threshold": 0.1}}, ...}}
 
 They take precedence over the spec of its family, which has the released model's values.
 """
@@ -15,6 +16,7 @@ from typing import Any
 from omni_grpc.types.errors import CheckpointError
 from omni_grpc.types.request import GuidanceNorm
 from omni_grpc.types.spec import Checkpoint, LatentRgb, Preferences
+from omni_grpc.types.step_cache import METHODS, CacheQuality
 
 Check = Callable[[Any], bool]
 
@@ -60,12 +62,13 @@ GUIDANCE: Mapping[str, Check] = {
     "interval_start": _share,
     "interval_end": _share,
 }
+CACHES = (*METHODS, *(quality.lower() for quality in CacheQuality))
 LATENT_RGB: Mapping[str, Check] = {"factors": _colors, "bias": _color}
 
 
 def read(content: Mapping[str, Any], where: str) -> Preferences:
     """Raises CheckpointError for an unknown or invalid entry; `where` is the name of the file."""
-    outer = _entries(content, where, "", {"defaults": _mapping, "latent_rgb": _mapping})
+    outer = _entries(content, where, "", {"defaults": _mapping, "latent_rgb": _mapping, "step_cache": _mapping})
     defaults = _entries(outer.get("defaults", {}), where, "defaults.", {**DEFAULTS, "guidance": _mapping})
     guidance = _entries(defaults.pop("guidance", {}), where, "defaults.guidance.", GUIDANCE)
     if "norm" in guidance:
@@ -77,7 +80,8 @@ def read(content: Mapping[str, Any], where: str) -> Preferences:
             raise CheckpointError(f"{where}: latent_rgb has no factors")
         factors = tuple((r, g, b) for r, g, b in rgb["factors"])
         latent_rgb = LatentRgb(factors=factors, bias=tuple(rgb.get("bias", (0.0, 0.0, 0.0))))
-    return Preferences(defaults=defaults, guidance=guidance, latent_rgb=latent_rgb)
+    cache = _entries(outer.get("step_cache", {}), where, "step_cache.", dict.fromkeys(CACHES, _mapping))
+    return Preferences(defaults=defaults, guidance=guidance, latent_rgb=latent_rgb, step_cache=cache)
 
 
 def check(checkpoint: Checkpoint, where: str) -> None:

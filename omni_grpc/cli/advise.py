@@ -18,7 +18,7 @@ from omni_grpc.resolve.settings import Machine, Placement, check_settings, place
 from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
 from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.load_progress import size_text
-from omni_grpc.types.spec import Checkpoint, ModelSpec
+from omni_grpc.types.spec import Checkpoint
 
 RESERVE = 2 << 30
 """Bytes on the device besides weights and pixels: its runtime, and what the denoiser works with."""
@@ -264,7 +264,7 @@ def _commands(config: EngineConfig, flags: Sequence[Reason], servers: int) -> It
 def _also(config: EngineConfig, case: Case) -> Iterator[Reason]:
     checkpoint = case.checkpoint
     spec = checkpoint.spec
-    known = spec.cache_coefficients != ModelSpec.__dataclass_fields__["cache_coefficients"].default
+    known = "tea_cache" in spec.step_cache
     unsure = "" if known else "; this model has no published coefficients, so compare the outputs"
     if (
         checkpoint.described

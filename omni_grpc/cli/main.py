@@ -17,6 +17,7 @@ from pathlib import Path
 
 from omni_grpc.cli import (
     alone,
+    calibrate,
     connect,
     drain,
     export,
@@ -70,6 +71,8 @@ def _run(arguments: list[str]) -> int:
             return lora_server.main(arguments[1:])
         if command == "bench":
             return bench.main(arguments[1:])
+        if command == "calibrate":
+            return calibrate.main(arguments[1:])
         if command == "jobs" and arguments[1:2] and not arguments[1].startswith("-"):
             return export.main(arguments[1:])
         args = _parser().parse_args(arguments)
@@ -268,6 +271,7 @@ def _parser() -> SettingsParser:
     )
     commands.add_parser("token", help="make, list and revoke the tokens of a server's callers", add_help=False)
     commands.add_parser("bench", help="send load to a server, or measure a model's prompt accuracy", add_help=False)
+    commands.add_parser("calibrate", help="measure a model for its step caches", add_help=False)
     commands.add_parser("pull", help="download a checkpoint from the Hugging Face hub", add_help=False)
     commands.add_parser("convert", help="make safetensors of the pickled weights of a checkpoint", add_help=False)
     commands.add_parser(

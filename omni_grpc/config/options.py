@@ -6,11 +6,13 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from omni_grpc.config.command_line import meant
 from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.json_text import read_json
+from omni_grpc.types.os_errors import reason
 
 ENVIRONMENT_PREFIX = "OMNI_GRPC_"
 
@@ -106,7 +108,7 @@ class Option:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.type is dict:
-            return "NAME=VALUE or a JSON object of strings" if self.pairs else "a JSON object"
+            return "NAME=VALUE or a JSON object of strings" if self.pairs else "a JSON object, or @FILE with one"
         if self.type is bool:
             return "true or false"
         return "a list of names" if self.type is tuple else self.type.__name__
@@ -115,7 +117,7 @@ class Option:
         if self.pairs:
             return _pairs(value)
         if self.type is dict:
-            parsed = read_json(value) if isinstance(value, str) else value
+            parsed = read_json(_text_of(value)) if isinstance(value, str) else value
             if not isinstance(parsed, dict):
                 raise TypeError(value)
             return parsed
@@ -201,3 +203,13 @@ def unknown(faults: Mapping[str, str]) -> ConfigError:
         reason="UNKNOWN_SETTING",
         violations=tuple(Violation(name, fault) for name, fault in faults.items()),
     )
+
+
+def _text_of(value: str) -> str:
+    """The text itself, or that of the file that it names behind @. Raises ValueError where that cannot be read."""
+    if not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{value[1:]}: {reason(error)}") from None

@@ -36,7 +36,7 @@ from omni_grpc.types.errors import ConfigError, Violation
 BUNDLED = Path(__file__).resolve().parents[1] / "demo"
 """The checkpoint that comes with the package: the default model."""
 
-NATIVE_CACHES = ("tea_cache",)
+NATIVE_CACHES = ("tea_cache", "first_block", "cache_dit", "mag_cache", "sea_cache")
 DIFFUSERS_CACHES = ("first_block", "taylorseer", "mag", "faster", "pab", "sea", "text_kv")
 """Values of --cache-backend, by what runs the model."""
 QUANTIZATIONS = ("fp8", "int8", "gguf")
@@ -143,11 +143,16 @@ class CacheConfig:
 
     cache_backend: str | None = setting(
         None,
-        f"step cache; native models: {', '.join(NATIVE_CACHES)}; diffusers pipelines: "
+        f"step cache; native models: auto, {', '.join(NATIVE_CACHES)}; diffusers pipelines: "
         f"{', '.join(DIFFUSERS_CACHES)} (default: none)",
     )
     cache_config: dict[str, Any] | None = setting(
-        None, "JSON object of arguments for the step cache; tea_cache takes rel_l1_thresh and coefficients"
+        None, "JSON object of arguments for the step cache, for example '{\"rel_l1_thresh\": 0.3}' for tea_cache"
+    )
+    cache_quality: str | None = setting(
+        None,
+        "with --cache-backend auto, how much the step cache may change results (default: near_lossless)",
+        choices=("near_lossless", "balanced", "fast"),
     )
 
 

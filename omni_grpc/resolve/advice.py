@@ -164,6 +164,17 @@ def _merged_loras(draft: Draft, request: Request, facts: ServingFacts) -> Reques
     )
 
 
+def _few_steps(draft: Draft, request: Request, facts: ServingFacts) -> RequestWarning | None:
+    if facts.cache is None or request.cache is not None or (draft.cache is not None and draft.cache.off):
+        return None
+    return RequestWarning(
+        code="CACHE_OFF",
+        field="sampling.cache",
+        message=f"{request.steps} steps are too few for the server to choose a step cache; name a method to use one",
+        applied="off",
+    )
+
+
 ADVICE: tuple[Callable[[Draft, Request, ServingFacts], RequestWarning | None], ...] = (
     _scale_without_effect,
     _cfg_not_supported,
@@ -175,6 +186,7 @@ ADVICE: tuple[Callable[[Draft, Request, ServingFacts], RequestWarning | None], .
     *(_needs_cfg(name) for name in CFG_FIELDS if name != "true_cfg_scale"),
     *(_needs_experts(name) for name in EXPERT_FIELDS),
     _merged_loras,
+    _few_steps,
 )
 
 

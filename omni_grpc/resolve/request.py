@@ -27,7 +27,7 @@ from omni_grpc.types.request import MAX_SEED, Draft, Guidance, GuidanceDraft, Re
 from omni_grpc.types.requested import Embedding
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import Checkpoint, GuidanceKind
-from omni_grpc.types.step_cache import TeaCache
+from omni_grpc.types.step_cache import method_of
 from omni_grpc.types.written import written
 
 T = TypeVar("T")
@@ -138,9 +138,10 @@ def _complete(draft: Draft, facts: ServingFacts, id: str) -> tuple[Request, dict
         name: _complete_optional(draft, facts, name, used)
         for name in ("strength", "layers", "num_frames", "fps", "output_fps", "duration", "start", "sample_rate_hz")
     }
-    cache = _complete_cache(draft, facts)
+    steps = len(draft.sigmas) or default("sampling.steps", draft.steps, defaults.steps)
+    cache = None if facts.cache is None else facts.cache.complete(draft.cache, steps)
     if cache is not None and draft.cache is None:
-        used["sampling.cache"] = "tea_cache"
+        used["sampling.cache"] = method_of(cache)
     request = Request(
         id=id,
         model=facts.checkpoint.name,
@@ -149,7 +150,7 @@ def _complete(draft: Draft, facts: ServingFacts, id: str) -> tuple[Request, dict
         negative_prompt=draft.negative_prompt if takes("negative_prompt", facts) or cfg_is_on(draft, facts) else None,
         width=width,
         height=height,
-        steps=len(draft.sigmas) or default("sampling.steps", draft.steps, defaults.steps),
+        steps=steps,
         guidance=guidance,
         seeds=tuple(seeds[0] + i for i in range(outputs)) if len(seeds) == 1 else seeds,
         num_outputs=outputs,
@@ -271,18 +272,6 @@ def _usual(draft: Draft, facts: ServingFacts, name: str) -> Any:
     if source is not None and name == "num_frames" and defaults.frames_of_source:
         return frames_within(source.num_frames, facts.checkpoint.limits)
     return getattr(defaults, name, None)
-
-
-def _complete_cache(draft: Draft, facts: ServingFacts) -> TeaCache | None:
-    asked, own = draft.cache, facts.cache
-    if own is None or (asked is not None and asked.off):
-        return None
-    if asked is None:
-        return own
-    return TeaCache(
-        rel_l1_thresh=own.rel_l1_thresh if asked.rel_l1_thresh is None else asked.rel_l1_thresh,
-        coefficients=asked.coefficients or own.coefficients,
-    )
 
 
 def cfg_is_on(draft: Draft, facts: ServingFacts) -> bool:

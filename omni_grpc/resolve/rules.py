@@ -11,8 +11,10 @@ import re
 from collections.abc import Callable, Mapping
 
 from omni_grpc.config import LimitsConfig
+from omni_grpc.feature_rules.step_cache import CacheOffer
 from omni_grpc.resolve.frames import counts_frames, duration_fault, nearest_frames
 from omni_grpc.resolve.presets import preset_fault, shift_fault, shift_rule, sigmas_fault, sigmas_rule
+from omni_grpc.types.cache_fields import FIELDS
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.load_progress import size_text
 from omni_grpc.types.lora import MAX_LORA_SCALE, MAX_LORAS, Lora, copies, newest
@@ -20,7 +22,6 @@ from omni_grpc.types.media import AudioFormat, ImageFormat, Modality, OutputForm
 from omni_grpc.types.parameters import has_place
 from omni_grpc.types.request import MAX_SEED, Draft, Task
 from omni_grpc.types.spec import Checkpoint
-from omni_grpc.types.step_cache import TeaCache, coefficients_fault, threshold_fault
 
 OUTPUT_FORMATS: Mapping[Modality, OutputFormat] = {
     Modality.IMAGE: ImageFormat.PNG,
@@ -48,14 +49,14 @@ REQUIRED: Mapping[str, tuple[Task, ...]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServingFacts:
-    """What rules may look at besides the request: the model, the server's limits, the step cache of a request that does
-    not choose one (None: no cache), and what the worker found out. `lora_faults`: adapters that are known and cannot be
-    used now, by id, each with the reason.
+    """What rules may look at besides the request: the model, the server's limits, the step caches that requests can
+    have (None: none), and what the worker found out. `lora_faults`: adapters that are known and cannot be used now, by
+    id, each with the reason.
     """
 
     checkpoint: Checkpoint
     limits: LimitsConfig
-    cache: TeaCache | None = None
+    cache: CacheOffer | None = None
     found: WorkerFindings = dataclasses.field(default_factory=WorkerFindings)
     lora_faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -339,16 +340,19 @@ def _cache_off(draft: Draft, facts: ServingFacts) -> str:
 def _cache_on(draft: Draft, facts: ServingFacts) -> str:
     if draft.cache is None or draft.cache.off or facts.cache is not None:
         return ""
-    return "this server runs without TeaCache; start it with --cache-backend tea_cache"
+    return "this server runs without a step cache for requests; start it with --cache-backend auto, or a method"
 
 
-def _cache_threshold(draft: Draft, facts: ServingFacts) -> str:
-    value = None if draft.cache is None else draft.cache.rel_l1_thresh
-    return "" if value is None else threshold_fault(value)
+def _cache_field(method: str, field: str) -> Callable[[Draft, ServingFacts], str]:
+    """A rule for a field of a cache. What nobody gave may not fit the request either."""
 
+    def rule(draft: Draft, facts: ServingFacts) -> str:
+        steps = len(draft.sigmas) or draft.steps or facts.checkpoint.defaults.steps
+        if facts.cache is None or facts.cache.asked(draft.cache, steps)[0] != method:
+            return ""
+        return dict(facts.cache.faults(draft.cache, steps)).get(f"{method}.{field}", "")
 
-def _cache_coefficients(draft: Draft, facts: ServingFacts) -> str:
-    return "" if draft.cache is None else coefficients_fault(draft.cache.coefficients)
+    return rule
 
 
 Rule = Callable[[Draft, ServingFacts], str]
@@ -387,9 +391,12 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("sampling.loras.scale", _each_lora(_lora_scale)),
     ("sampling.loras.target", _each_lora(_lora_target)),
     ("sampling.cache.off", _cache_off),
-    ("sampling.cache.tea_cache", _cache_on),
-    ("sampling.cache.tea_cache.rel_l1_thresh", _cache_threshold),
-    ("sampling.cache.tea_cache.coefficients", _cache_coefficients),
+    ("sampling.cache", _cache_on),
+    *(
+        (f"sampling.cache.{method}.{field}", _cache_field(method, field))
+        for method, fields in FIELDS.items()
+        for field in fields
+    ),
     ("start", _between("start", 0.0, lambda facts: 3600.0)),
     ("sample_rate_hz", _between("sample_rate_hz", 8000, lambda facts: 192_000)),
     ("output_format", _format),

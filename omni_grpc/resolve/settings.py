@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from omni_grpc.config import AdapterConfig, EngineConfig, ModelConfig
 from omni_grpc.feature_rules.base import Faults, is_native
-from omni_grpc.feature_rules.step_cache import default_cache
+from omni_grpc.feature_rules.step_cache import offer
 from omni_grpc.feature_rules.table import FEATURES, feature_faults
 from omni_grpc.resolve.ranks import check_ranks
 from omni_grpc.resolve.recipes import with_presets
@@ -42,7 +42,7 @@ def facts_of(
     return ServingFacts(
         checkpoint,
         config.limits,
-        cache=default_cache(config, checkpoint.spec),
+        cache=offer(config, checkpoint),
         found=found,
         lora_faults={} if faults is None else faults,
     )

@@ -120,7 +120,7 @@ def _defaults(view: ModelView) -> sampling_pb2.SamplingParams:
         steps=defaults.steps,
         guidance=defaults.guidance,
         num_outputs=1,
-        cache=facts.cache or facts.found.fixed_cache,
+        cache=facts.found.fixed_cache if facts.cache is None else facts.cache.complete(None, defaults.steps),
     )
     for preset in view.checkpoint.presets:
         if preset.name == view.checkpoint.recipe:
@@ -153,9 +153,7 @@ def _refusals(view: ModelView) -> dict[str, str]:
     if not facts.found.loras:
         result["sampling.loras"] = "no LoRA adapter is loaded; the server loads them with --lora NAME=PATH"
     if facts.cache is None:
-        result["sampling.cache.tea_cache"] = (
-            "the step cache is off; native models turn it on with --cache-backend tea_cache"
-        )
+        result["sampling.cache"] = "the step cache is off; native models turn it on with --cache-backend"
     if facts.found.fixed_cache is not None:
         result["sampling.cache.off"] = f"{facts.found.fixed_cache.name} is on for every request"
     if spec.exclusive:

@@ -10,7 +10,6 @@ from typing import Any
 from google.protobuf import json_format
 
 from omni_grpc import wire
-from omni_grpc.config import NATIVE_CACHES
 from omni_grpc.gate import Asset, Chunk, Found, Gate, Job, Update
 from omni_grpc.types.events import EncodeDone, Failed, Preempted, Retrying, Started, StepProgress
 from omni_grpc.types.results import Artifact, Effective, Stats
@@ -176,10 +175,9 @@ def _of_artifact(job: Job, artifact: Artifact, at: float) -> Mapping[str, Any]:
 
 def _of_cache(job: Job, count: CacheCount, at: float) -> Mapping[str, Any]:
     return {
-        "method": NATIVE_CACHES[0],
         "mean_residual_diff": count.change / count.measured if count.measured else 0.0,
-        # as if a row that is answered took no time
-        "est_speedup": (count.hits + count.misses) / count.misses if count.misses else 0.0,
+        # as if nothing but blocks took time
+        "est_speedup": count.blocks / count.blocks_run if count.blocks_run else 0.0,
     }
 
 

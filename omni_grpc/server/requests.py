@@ -14,7 +14,7 @@ from omni_grpc.types.media import ImageFormat, Preview
 from omni_grpc.types.request import RestartPolicy, Task
 from omni_grpc.types.request_options import AUDIO, EDIT, IMAGE, VIDEO, served_paths
 from omni_grpc.types.requested import Traits, traits
-from omni_grpc.types.step_cache import CacheDraft
+from omni_grpc.types.step_cache import CacheDraft, CacheQuality
 from omni_grpc.types.written import written
 from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, options_pb2, sampling_pb2
 
@@ -28,6 +28,7 @@ CANCELS: Mapping[int, bool | None] = {
 }
 DELIVERIES: Mapping[int, Delivery | None] = members(Delivery, options_pb2.ArtifactDelivery)
 RESTARTS: Mapping[int, RestartPolicy | None] = members(RestartPolicy, options_pb2.RestartPolicy)
+QUALITIES: Mapping[int, CacheQuality | None] = members(CacheQuality, sampling_pb2.CacheQuality)
 PREVIEWS: Mapping[int, bool] = {
     options_pb2.PREVIEW_METHOD_UNSPECIFIED: False,
     options_pb2.PREVIEW_METHOD_NONE: False,
@@ -76,7 +77,7 @@ def read(request: GenerationRequest, task: Task, *, streaming: bool) -> Ask:
     media = tuple(_media(request))
     asked = reader.options(request, kind)
     asked["preview"] = _preview(request.options.preview, reader)
-    asked["cache"] = _cache(request.sampling.cache)
+    asked["cache"] = _cache(request.sampling.cache, reader)
     if isinstance(request, generation_pb2.GenerateVideoRequest):
         _check_sound(request, task, reader)
     draft = make_draft(kind, request.model, request.prompt, task, asked, reader.refuse)
@@ -97,15 +98,24 @@ def read_delivery(field: str, value: int, reader: Reader) -> Delivery | None:
     return reader.choice(field, options_pb2.ArtifactDelivery, value, DELIVERIES)
 
 
-def _cache(options: sampling_pb2.CacheOptions) -> CacheDraft | None:
+def _cache(options: sampling_pb2.CacheOptions, reader: Reader) -> CacheDraft | None:
     """None where nothing is chosen."""
-    match options.WhichOneof("kind"):
-        case "off":
-            return CacheDraft(off=True)
-        case "tea_cache":
-            asked = options.tea_cache
-            return CacheDraft(rel_l1_thresh=given(asked, "rel_l1_thresh"), coefficients=tuple(asked.coefficients))
-    return None
+    kind = options.WhichOneof("kind")
+    quality = reader.choice("sampling.cache.quality", sampling_pb2.CacheQuality, options.quality, QUALITIES)
+    if kind is None:
+        return None if quality is None else CacheDraft(quality=quality)
+    if quality is not None:
+        reader.refuse(
+            "sampling.cache.quality", f"chooses the method itself; leave out {kind}, or leave out the quality"
+        )
+    if kind == "off":
+        return CacheDraft(off=True)
+    given = {field.name: value for field, value in getattr(options, kind).ListFields()}
+    plain = (bool, int, float, str)
+    return CacheDraft(
+        method=kind,
+        given={name: value if isinstance(value, plain) else tuple(value) for name, value in given.items()},
+    )
 
 
 def _check_sound(request: generation_pb2.GenerateVideoRequest, task: Task, reader: Reader) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from omni_grpc.types.lora import Lora
 from omni_grpc.types.media import Inputs, Modality, OutputFormat, Preview
 from omni_grpc.types.requested import Embedding, Traits
-from omni_grpc.types.step_cache import CacheDraft, TeaCache
+from omni_grpc.types.step_cache import CacheDraft, RequestCache
 
 MAX_SEED = 2**53 - 1
 """Largest seed: the largest integer that JSON, JavaScript and protobuf's Struct carry without loss."""
@@ -176,7 +176,7 @@ class Request(_Options):
     seeds: tuple[int, ...]
     num_outputs: int
     output_format: OutputFormat
-    cache: TeaCache | None = None
+    cache: RequestCache | None = None
     embedding: Embedding | None = None
 
 

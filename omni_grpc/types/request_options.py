@@ -17,6 +17,7 @@ from typing import Any
 
 from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
 from omni_grpc.types.request import MAX_SEED, GuidanceNorm, RestartPolicy, Task
+from omni_grpc.types.step_cache import METHODS
 
 MAX_UINT32 = 2**32 - 1
 MAX_INT32 = 2**31 - 1
@@ -370,8 +371,12 @@ API_ONLY: Mapping[str, tuple[str, ...]] = {
     "model": ALL,
     "prompt": ALL,
     "sampling.cache.off": ALL,
-    "sampling.cache.tea_cache.rel_l1_thresh": ALL,
-    "sampling.cache.tea_cache.coefficients": ALL,
+    "sampling.cache.quality": ALL,
+    **{
+        f"sampling.cache.{method}.{field.name}": ALL
+        for method, record in METHODS.items()
+        for field in dataclasses.fields(record)
+    },
     "with_audio": (VIDEO,),
     "options.client_job_id": ALL,
     "options.on_disconnect": ALL,

@@ -10,7 +10,7 @@ from omni_grpc.types.lora import AppliedLora
 from omni_grpc.types.media import OutputFormat
 from omni_grpc.types.renamed import renamed
 from omni_grpc.types.request import Guidance
-from omni_grpc.types.step_cache import CacheCount, FixedCache, TeaCache
+from omni_grpc.types.step_cache import CacheCount, FixedCache, RequestCache
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Effective(ModelExecution):
     output_fps: float = 0.0
     duration: float = 0.0
     sample_rate_hz: int = 0
-    cache: TeaCache | FixedCache | None = None
+    cache: RequestCache | FixedCache | None = None
     loras: tuple[AppliedLora, ...] = ()
     shift: float | None = None
     sigmas: tuple[float, ...] = ()

@@ -246,12 +246,12 @@ class ModelSpec:
     weights; `postprocess(decoded)` turns what the VAE decoded into an Output. `Pipeline.prepare` and `Pipeline.decode`
     call them; so may other code, see docs/adding-a-model.md.
 
-    For features: `cache_coefficients`, a polynomial, highest power first, from the relative change of a block stack's
-    signal to that of its output, as TeaCache fits it; `sensitive_layers`, those that lose too much when quantized:
-    parts of their names, paths with `*`, or "re:" and a regular expression. By default these are the routers of
-    mixture-of-experts layers, where a small difference selects another expert. `single_file`: files that replace the
-    weights of a denoiser. `other_names`: layouts of files that have something for its layers, beside those of
-    `single_file`.
+    For features: `step_cache`, what is known of the model for step caches: method -> fields and their values (such as
+    the coefficients that TeaCache was fitted to), and quality -> {method: fields}; `sensitive_layers`, those that lose
+    too much when quantized: parts of their names, paths with `*`, or "re:" and a regular expression. By default these
+    are the routers of mixture-of-experts layers, where a small difference selects another expert. `single_file`: files
+    that replace the weights of a denoiser. `other_names`: layouts of files that have something for its layers, beside
+    those of `single_file`.
     """
 
     name: str
@@ -272,7 +272,7 @@ class ModelSpec:
     exclusive: bool = False
     preprocess: Lazy = Lazy("omni_grpc.pipeline.pictures:preprocess")
     postprocess: Lazy = Lazy("omni_grpc.pipeline.outputs:postprocess")
-    cache_coefficients: tuple[float, ...] = (1.0, 0.0)
+    step_cache: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     sensitive_layers: tuple[str, ...] = (r"re:\.gate$",)
     single_file: SingleFile | None = None
     other_names: tuple[FileLayout, ...] = ()
@@ -286,12 +286,13 @@ class ModelSpec:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
     """Settings of one checkpoint that the spec of its family cannot know. `defaults` are fields of Defaults, `guidance`
-    those of its guidance.
+    those of its guidance; `step_cache` is like that of the spec.
     """
 
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     guidance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     latent_rgb: LatentRgb | None = None
+    step_cache: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -419,17 +419,21 @@ class GenerationStats(_message.Message):
     def __init__(self, queue_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., encode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., denoise: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., postprocess: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., steps_run: _Optional[int] = ..., steps_cached: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., reserved_memory_bytes: _Optional[int] = ..., cache: _Optional[_Iterable[_Union[CacheStats, _Mapping]]] = ..., num_gpus: _Optional[int] = ..., stage_durations: _Optional[_Mapping[str, _duration_pb2.Duration]] = ..., phase_peak_memory_bytes: _Optional[_Mapping[str, int]] = ..., bytes_moved_by_offload: _Optional[int] = ..., preemptions: _Optional[int] = ..., attempts: _Optional[int] = ...) -> None: ...
 
 class CacheStats(_message.Message):
-    __slots__ = ("component", "method", "hits", "misses", "mean_residual_diff", "est_speedup")
+    __slots__ = ("component", "method", "hits", "misses", "mean_residual_diff", "est_speedup", "blocks", "blocks_run")
     COMPONENT_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
     MEAN_RESIDUAL_DIFF_FIELD_NUMBER: _ClassVar[int]
     EST_SPEEDUP_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_RUN_FIELD_NUMBER: _ClassVar[int]
     component: str
     method: str
     hits: int
     misses: int
     mean_residual_diff: float
     est_speedup: float
-    def __init__(self, component: _Optional[str] = ..., method: _Optional[str] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., mean_residual_diff: _Optional[float] = ..., est_speedup: _Optional[float] = ...) -> None: ...
+    blocks: int
+    blocks_run: int
+    def __init__(self, component: _Optional[str] = ..., method: _Optional[str] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., mean_residual_diff: _Optional[float] = ..., est_speedup: _Optional[float] = ..., blocks: _Optional[int] = ..., blocks_run: _Optional[int] = ...) -> None: ...

@@ -30,6 +30,13 @@ class GuidanceNorm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GUIDANCE_NORM_NONE: _ClassVar[GuidanceNorm]
     GUIDANCE_NORM_RENORM: _ClassVar[GuidanceNorm]
     GUIDANCE_NORM_RENORM_CLIPPED: _ClassVar[GuidanceNorm]
+
+class CacheQuality(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CACHE_QUALITY_UNSPECIFIED: _ClassVar[CacheQuality]
+    CACHE_QUALITY_NEAR_LOSSLESS: _ClassVar[CacheQuality]
+    CACHE_QUALITY_BALANCED: _ClassVar[CacheQuality]
+    CACHE_QUALITY_FAST: _ClassVar[CacheQuality]
 TASK_UNSPECIFIED: Task
 TASK_TEXT_TO_IMAGE: Task
 TASK_IMAGE_TO_IMAGE: Task
@@ -47,6 +54,10 @@ GUIDANCE_NORM_UNSPECIFIED: GuidanceNorm
 GUIDANCE_NORM_NONE: GuidanceNorm
 GUIDANCE_NORM_RENORM: GuidanceNorm
 GUIDANCE_NORM_RENORM_CLIPPED: GuidanceNorm
+CACHE_QUALITY_UNSPECIFIED: CacheQuality
+CACHE_QUALITY_NEAR_LOSSLESS: CacheQuality
+CACHE_QUALITY_BALANCED: CacheQuality
+CACHE_QUALITY_FAST: CacheQuality
 
 class SamplingParams(_message.Message):
     __slots__ = ("steps", "guidance", "seed", "seeds", "num_outputs", "scheduler", "shift", "sigmas", "loras", "cache", "preset", "extra")
@@ -123,33 +134,49 @@ class LoraRef(_message.Message):
     def __init__(self, lora_id: _Optional[str] = ..., scale: _Optional[float] = ..., target: _Optional[str] = ...) -> None: ...
 
 class CacheOptions(_message.Message):
-    __slots__ = ("off", "tea_cache", "cache_dit", "mag_cache", "sea_cache")
+    __slots__ = ("off", "tea_cache", "cache_dit", "mag_cache", "sea_cache", "first_block", "quality")
     OFF_FIELD_NUMBER: _ClassVar[int]
     TEA_CACHE_FIELD_NUMBER: _ClassVar[int]
     CACHE_DIT_FIELD_NUMBER: _ClassVar[int]
     MAG_CACHE_FIELD_NUMBER: _ClassVar[int]
     SEA_CACHE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_FIELD_NUMBER: _ClassVar[int]
     off: CacheOff
     tea_cache: TeaCacheOptions
     cache_dit: DbCacheOptions
     mag_cache: MagCacheOptions
     sea_cache: SeaCacheOptions
-    def __init__(self, off: _Optional[_Union[CacheOff, _Mapping]] = ..., tea_cache: _Optional[_Union[TeaCacheOptions, _Mapping]] = ..., cache_dit: _Optional[_Union[DbCacheOptions, _Mapping]] = ..., mag_cache: _Optional[_Union[MagCacheOptions, _Mapping]] = ..., sea_cache: _Optional[_Union[SeaCacheOptions, _Mapping]] = ...) -> None: ...
+    first_block: FirstBlockCacheOptions
+    quality: CacheQuality
+    def __init__(self, off: _Optional[_Union[CacheOff, _Mapping]] = ..., tea_cache: _Optional[_Union[TeaCacheOptions, _Mapping]] = ..., cache_dit: _Optional[_Union[DbCacheOptions, _Mapping]] = ..., mag_cache: _Optional[_Union[MagCacheOptions, _Mapping]] = ..., sea_cache: _Optional[_Union[SeaCacheOptions, _Mapping]] = ..., first_block: _Optional[_Union[FirstBlockCacheOptions, _Mapping]] = ..., quality: _Optional[_Union[CacheQuality, str]] = ...) -> None: ...
 
 class CacheOff(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class TeaCacheOptions(_message.Message):
-    __slots__ = ("rel_l1_thresh", "coefficients")
+    __slots__ = ("rel_l1_thresh", "coefficients", "max_continuous_cached_steps", "signal")
     REL_L1_THRESH_FIELD_NUMBER: _ClassVar[int]
     COEFFICIENTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTINUOUS_CACHED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
     rel_l1_thresh: float
     coefficients: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, rel_l1_thresh: _Optional[float] = ..., coefficients: _Optional[_Iterable[float]] = ...) -> None: ...
+    max_continuous_cached_steps: int
+    signal: str
+    def __init__(self, rel_l1_thresh: _Optional[float] = ..., coefficients: _Optional[_Iterable[float]] = ..., max_continuous_cached_steps: _Optional[int] = ..., signal: _Optional[str] = ...) -> None: ...
+
+class FirstBlockCacheOptions(_message.Message):
+    __slots__ = ("threshold", "max_continuous_cached_steps")
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTINUOUS_CACHED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    threshold: float
+    max_continuous_cached_steps: int
+    def __init__(self, threshold: _Optional[float] = ..., max_continuous_cached_steps: _Optional[int] = ...) -> None: ...
 
 class DbCacheOptions(_message.Message):
-    __slots__ = ("fn_compute_blocks", "bn_compute_blocks", "max_warmup_steps", "residual_diff_threshold", "max_continuous_cached_steps", "max_cached_steps", "taylorseer_order", "scm_steps_mask_policy", "scm_steps_policy", "scm_steps_mask")
+    __slots__ = ("fn_compute_blocks", "bn_compute_blocks", "max_warmup_steps", "residual_diff_threshold", "max_continuous_cached_steps", "max_cached_steps", "taylorseer_order", "scm_steps_mask_policy", "scm_steps_policy", "scm_steps_mask", "cfg_diff_compute_separate")
     FN_COMPUTE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BN_COMPUTE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MAX_WARMUP_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +187,7 @@ class DbCacheOptions(_message.Message):
     SCM_STEPS_MASK_POLICY_FIELD_NUMBER: _ClassVar[int]
     SCM_STEPS_POLICY_FIELD_NUMBER: _ClassVar[int]
     SCM_STEPS_MASK_FIELD_NUMBER: _ClassVar[int]
+    CFG_DIFF_COMPUTE_SEPARATE_FIELD_NUMBER: _ClassVar[int]
     fn_compute_blocks: int
     bn_compute_blocks: int
     max_warmup_steps: int
@@ -170,17 +198,20 @@ class DbCacheOptions(_message.Message):
     scm_steps_mask_policy: str
     scm_steps_policy: str
     scm_steps_mask: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, fn_compute_blocks: _Optional[int] = ..., bn_compute_blocks: _Optional[int] = ..., max_warmup_steps: _Optional[int] = ..., residual_diff_threshold: _Optional[float] = ..., max_continuous_cached_steps: _Optional[int] = ..., max_cached_steps: _Optional[int] = ..., taylorseer_order: _Optional[int] = ..., scm_steps_mask_policy: _Optional[str] = ..., scm_steps_policy: _Optional[str] = ..., scm_steps_mask: _Optional[_Iterable[bool]] = ...) -> None: ...
+    cfg_diff_compute_separate: bool
+    def __init__(self, fn_compute_blocks: _Optional[int] = ..., bn_compute_blocks: _Optional[int] = ..., max_warmup_steps: _Optional[int] = ..., residual_diff_threshold: _Optional[float] = ..., max_continuous_cached_steps: _Optional[int] = ..., max_cached_steps: _Optional[int] = ..., taylorseer_order: _Optional[int] = ..., scm_steps_mask_policy: _Optional[str] = ..., scm_steps_policy: _Optional[str] = ..., scm_steps_mask: _Optional[_Iterable[bool]] = ..., cfg_diff_compute_separate: bool = ...) -> None: ...
 
 class MagCacheOptions(_message.Message):
-    __slots__ = ("threshold", "max_skip_steps", "retention_ratio")
+    __slots__ = ("threshold", "max_skip_steps", "retention_ratio", "ratios")
     THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     MAX_SKIP_STEPS_FIELD_NUMBER: _ClassVar[int]
     RETENTION_RATIO_FIELD_NUMBER: _ClassVar[int]
+    RATIOS_FIELD_NUMBER: _ClassVar[int]
     threshold: float
     max_skip_steps: int
     retention_ratio: float
-    def __init__(self, threshold: _Optional[float] = ..., max_skip_steps: _Optional[int] = ..., retention_ratio: _Optional[float] = ...) -> None: ...
+    ratios: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, threshold: _Optional[float] = ..., max_skip_steps: _Optional[int] = ..., retention_ratio: _Optional[float] = ..., ratios: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class SeaCacheOptions(_message.Message):
     __slots__ = ("threshold", "residual_order", "max_consecutive_cached", "power_exp")

@@ -47,6 +47,7 @@ EXCEPTIONS: Mapping[tuple[type, str], FieldRule] = {
     (Lora, "uid"): FieldRule(why="which load an id means is the server's to say", sent=False),
     (CacheCount, "measured"): _MEASURED,
     (CacheCount, "change"): _MEASURED,
+    (CacheCount, "observed"): FieldRule(why="the API has no calibration", sent=False),
 }
 
 _SAME = FieldRule(why="mapped by name")

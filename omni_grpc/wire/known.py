@@ -5,6 +5,7 @@ Values are written as dicts of fields: protobuf fills a field from a dict faster
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from omni_grpc.types.errors import Failure
-from omni_grpc.types.step_cache import FixedCache, TeaCache
+from omni_grpc.types.step_cache import METHODS, Calibration, FixedCache, RequestCache, method_of
 from omni_grpc.wire.status import from_status, to_status
 
 _NANOS = 1_000_000_000
@@ -48,18 +49,28 @@ def _status(failure: Failure | None, extra: object = None) -> Message | None:
     return None if failure is None else to_status(failure)
 
 
-def _cache_options(value: TeaCache | FixedCache | None, extra: object = None) -> dict[str, Any] | None:
-    """`off` for None; unset (None) for a cache that the API has no options for."""
-    if isinstance(value, TeaCache):
-        return {"tea_cache": {"rel_l1_thresh": value.rel_l1_thresh, "coefficients": value.coefficients}}
-    return {"off": {}} if value is None else None
-
-
-def _tea_cache(message: Any) -> TeaCache | None:
-    if message.WhichOneof("kind") != "tea_cache":
+def _cache_options(value: RequestCache | FixedCache | None, extra: object = None) -> dict[str, Any] | None:
+    """`off` for None; unset (None) for a cache that the API has no options for. Records and messages have the same
+    names and fields.
+    """
+    if value is None:
+        return {"off": {}}
+    if isinstance(value, FixedCache | Calibration):
         return None
-    options = message.tea_cache
-    return TeaCache(rel_l1_thresh=options.rel_l1_thresh, coefficients=tuple(options.coefficients))
+    return {method_of(value): {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}}
+
+
+def _cache(message: Any) -> RequestCache | None:
+    kind = message.WhichOneof("kind")
+    if kind not in METHODS:
+        return None
+    record, options = METHODS[kind], getattr(message, kind)
+    scalars = (bool, int, float, str)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(record):
+        value = getattr(options, field.name)
+        values[field.name] = value if isinstance(value, scalars) else tuple(value)
+    return record(**values)
 
 
 WRITE: Mapping[str, Callable[[Any, object], Any]] = {
@@ -74,6 +85,6 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "google.protobuf.Duration": seconds,
     "google.protobuf.Timestamp": seconds,
     "google.rpc.Status": from_status,
-    "omni_grpc.v1.CacheOptions": _tea_cache,
+    "omni_grpc.v1.CacheOptions": _cache,
 }
 """Message type -> what converts a message to its value."""

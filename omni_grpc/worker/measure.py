@@ -24,6 +24,7 @@ from omni_grpc.pipeline.state import State
 from omni_grpc.resolve.request import placeholder
 from omni_grpc.resolve.residency import GRAPHS
 from omni_grpc.resolve.settings import facts_of
+from omni_grpc.types.cache_fields import MOST_RESIDUALS
 from omni_grpc.types.memory_model import MARGIN, HeldLaw, MemoryModel, PixelLaw, StepLaw
 from omni_grpc.types.request import Request
 from omni_grpc.types.spec import Checkpoint, Limits
@@ -174,13 +175,20 @@ def _samples(
 def _longest(request: Request, checkpoint: Checkpoint, config: EngineConfig) -> Request:
     """The same with as long a prompt as there can be, and with what the step cache keeps of it, if there is one."""
     prompt = WORDS * (checkpoint.limits.max_prompt_tokens // 4 + 1)
-    return dataclasses.replace(request, prompt=prompt, cache=facts_of(config, checkpoint, None).cache)
+    offer = facts_of(config, checkpoint, None).cache
+    if offer is None:
+        return dataclasses.replace(request, prompt=prompt)
+    # one evaluation for each residual that is kept
+    return dataclasses.replace(request, prompt=prompt, cache=offer.largest(), steps=MOST_RESIDUALS)
 
 
 def _sample(pipeline: Pipeline, request: Request, device: torch.device, meter: Meter, limits: Limits) -> Sample:
     def step() -> Rows:
-        rows = assemble(states, LayoutCache(device, capacity=1))
-        pipeline.predict_all(rows)
+        for evaluation in range(request.steps):
+            for state in states:
+                state.evaluation = evaluation
+            rows = assemble(states, LayoutCache(device, capacity=1))
+            pipeline.predict_all(rows)
         return rows
 
     def decode() -> None:

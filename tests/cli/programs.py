@@ -42,7 +42,7 @@ COMMANDS = (
         "batch",
     ),
     *("serve", "doctor", "bench", "bench prompt-accuracy", "bench serve", "bench compare", "pull", "convert"),
-    *("lora", "lora inspect", "lora merge", "lora extract", "lora load", "lora list", "lora unload"),
+    *("lora", "lora inspect", "lora merge", "lora extract", "lora load", "lora list", "lora unload", "calibrate"),
     *("token", "token new", "token list", "token revoke", "token names"),
 )
 SERVE = "omni_grpc/serve.py"

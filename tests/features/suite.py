@@ -40,7 +40,14 @@ take turns: LoRA of rank 4, LoKr, a whole difference, and LoRA with a difference
 """
 
 CACHE = {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": 0.0, "coefficients": list(IDENTITY)}}
-NEVER = CacheDraft(rel_l1_thresh=0.0)
+
+
+def tea(threshold: float) -> CacheDraft:
+    """TeaCache with a threshold."""
+    return CacheDraft(method="tea_cache", given={"rel_l1_thresh": threshold})
+
+
+NEVER = tea(0.0)
 FP8, INT8 = {"quantization": "fp8"}, {"quantization": "int8"}
 ATTENTION = {"diffusion_attention_backend": ON_CPU, "diffusion_attention_config": {"default": {"precision": "fp32"}}}
 INNER_STEPS_BF16, INNER_STEPS_FP8 = (

@@ -33,11 +33,10 @@ from omni_grpc.pipeline.base import Pipeline
 from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.lora import Lora
 from omni_grpc.types.results import RequestWarning
-from omni_grpc.types.step_cache import CacheDraft
 from omni_grpc.worker import edits
 from omni_grpc.worker.lanes import Lanes
 from tests.features.graphed import Again, graphed, later, played, same_in_turns
-from tests.features.suite import CACHE, FAMILIES, INNER_STEPS_BF16, Suite, alone, halfway
+from tests.features.suite import CACHE, FAMILIES, INNER_STEPS_BF16, Suite, alone, halfway, tea
 from tests.models.cases import ENTRIES
 from tests.toy import toy_spec
 
@@ -67,7 +66,7 @@ def test_graphs_change_nothing(suite: Suite, feature: str, monkeypatch: pytest.M
     settings = SETTINGS[feature](suite)
     plain = suite.load(settings)
     model, recorders = graphed(suite, monkeypatch, **settings)
-    same_in_turns(plain, model, CacheDraft(rel_l1_thresh=halfway(plain)) if "cache" in feature else None)
+    same_in_turns(plain, model, tea(halfway(plain)) if "cache" in feature else None)
     assert played(recorders)
 
 

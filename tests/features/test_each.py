@@ -44,6 +44,7 @@ from tests.features.suite import (
     halfway,
     run,
     stacks,
+    tea,
 )
 from tests.models.model import Model
 from tests.ops.attention_cases import ON_CPU
@@ -77,7 +78,7 @@ def equal(mine: Runs, theirs: Runs) -> bool:
 @pytest.mark.shows("the four together, shared steps", "each request alone", "same decisions, 1e-5")
 def test_with_everything_on_requests_that_share_steps_get_what_each_gets_alone(suite: Suite) -> None:
     model = suite.load(CACHE, INT8, OFFLOAD, suite.lora)
-    asked = company(model, CacheDraft(rel_l1_thresh=halfway(model)))
+    asked = company(model, tea(halfway(model)))
     together = run(model, *asked)
     for _, request in asked:
         solo = alone(model, request)
@@ -156,7 +157,10 @@ def test_a_row_is_answered_as_if_the_algorithm_were_written_for_it_alone(suite: 
     asked: list[tuple[float, dict[str, Any]]] = [(about, {"scheduler": name}) for name in samplers]
     for threshold, changes in ((about, {"longer": 1}), (always, {}), *asked):
         draft = cached.draft(steps=6, seeds=(1,), **changes)
-        mine = alone(cached, cached.request(dataclasses.replace(draft, cache=CacheDraft(rel_l1_thresh=threshold))))
+        mine = alone(
+            cached,
+            cached.request(dataclasses.replace(draft, cache=tea(threshold))),
+        )
         with around(plain, lambda t=threshold: ByHand(t)) as by_hand:
             theirs = alone(plain, plain.request(draft))
         assert sum(mine.answered) == sum(hand.answered for hand in by_hand)
@@ -247,7 +251,10 @@ def test_blocks_run_for_the_rows_that_are_not_answered_and_for_no_others(suite: 
     model = suite.load(CACHE)
     eager, never = (
         model.request(model.draft(steps=4, wider=wider, cache=cache), f"{wider}")
-        for wider, cache in ((0, CacheDraft(rel_l1_thresh=1e9)), (1, CacheDraft(off=True)))
+        for wider, cache in (
+            (0, tea(1e9)),
+            (1, CacheDraft(off=True)),
+        )
     )
     seen: list[int] = []
     hooks = [

@@ -56,8 +56,8 @@ def test_a_call_uses_what_the_settings_turn_on_and_is_told(suite: Suite) -> None
 
 
 def test_a_setting_that_the_model_does_not_have_stops_the_start(suite: Suite) -> None:
-    with pytest.raises(ConfigError, match="'first_block' is not a step cache for QwenImagePipeline, which is native"):
-        Omni(str(suite.folder), cache_backend="first_block", **LOCAL)
+    with pytest.raises(ConfigError, match="'taylorseer' is not a step cache for QwenImagePipeline, which is native"):
+        Omni(str(suite.folder), cache_backend="taylorseer", **LOCAL)
 
 
 def test_a_command_line_loads_adapters_and_uses_them(

@@ -10,9 +10,8 @@ import torch
 pytest.importorskip("diffusers")
 
 from omni_grpc.features.cuda_graphs import Graphs
-from omni_grpc.types.step_cache import CacheDraft
 from tests.features.graphed import same_in_turns
-from tests.features.suite import CACHE, FAMILIES, INT8, Suite, company, halfway, run, stacks
+from tests.features.suite import CACHE, FAMILIES, INT8, Suite, company, halfway, run, stacks, tea
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
 
@@ -56,7 +55,7 @@ def test_cuda_graphs_change_nothing(suite: Suite, feature: str) -> None:
     settings = settings | {"device": "cuda", "dtype": "bfloat16", "threads": None}
     plain = Model(suite.entry, suite.folder, cuda_graph_tokens=0, **settings)
     model = Model(suite.entry, suite.folder, **settings)
-    same_in_turns(plain, model, CacheDraft(rel_l1_thresh=halfway(plain)) if feature == "step cache" else None)
+    same_in_turns(plain, model, tea(halfway(plain)) if feature == "step cache" else None)
     for each in graphs(model):
         assert any(kept.replay is not None for kept in each.kept.values())
 

@@ -31,6 +31,7 @@ from tests.features.suite import (
     far,
     halfway,
     run,
+    tea,
 )
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
@@ -48,7 +49,7 @@ def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def asked(model: Model) -> CacheDraft:
-    return CacheDraft(rel_l1_thresh=halfway(model))
+    return tea(halfway(model))
 
 
 SETTINGS: Mapping[str, Callable[[Suite], Mapping[str, Any]]] = {

@@ -201,7 +201,7 @@ def test_what_is_kept_owns_its_memory() -> None:
     module, one, other = cached(2), state(6), state(6)
     forward(module, (one, COND, 1.0), (other, COND, 2.0))
     (memory,) = one.slots.values()
-    for tensor in (memory.signal, *memory.residual.values()):
+    for tensor in (memory.compared, *memory.residuals[0][1].values()):
         assert tensor.untyped_storage().nbytes() == 4 * 4
 
 

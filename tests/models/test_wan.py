@@ -17,6 +17,7 @@ from torch import Tensor
 
 from omni_grpc.checkpoint.registry import open_checkpoint
 from omni_grpc.config import EngineConfig, LimitsConfig
+from omni_grpc.models.wan import variant
 from omni_grpc.models.wan.pipeline_text_to_video import WanPipeline
 from omni_grpc.nn.linear import Linear
 from omni_grpc.nn.rows import LayoutCache, Rows
@@ -397,3 +398,24 @@ def test_a_shift_is_put_where_eulers_config_has_it(folders: Callable[[str], Path
     config = EngineConfig.from_settings(model="x", flow_shift=9.0)
     changed = apply_settings(config, open_checkpoint(folders("wan_single")))
     assert changed.configs["scheduler"]["shift"] == 9.0
+
+
+def test_wan21_has_what_tea_cache_was_fitted_to_and_later_ones_have_not() -> None:
+    """The coefficients are those of the modulation by the timestep, of one denoiser alone."""
+    configs: dict[str, dict[str, Any]] = {
+        "": {},
+        "transformer": {"num_layers": 30, "cross_attn_norm": True, "qk_norm": "rms_norm_across_heads"},
+        "vae": {},
+        "scheduler": {},
+    }
+    small = variant(configs)["step_cache"]["tea_cache"]
+    assert small["signal"] == "timestep"
+    assert small["coefficients"][0] == pytest.approx(-52186.24, rel=1e-6)
+    large = {**configs, "transformer": {**configs["transformer"], "num_layers": 40}}
+    assert variant(large)["step_cache"]["tea_cache"]["coefficients"][0] == pytest.approx(-303318.7, rel=1e-6)
+    for other in (
+        {**large, "transformer_2": large["transformer"]},
+        {**configs, "": {"expand_timesteps": True}},
+        {**configs, "transformer": {**configs["transformer"], "num_layers": 2}},
+    ):
+        assert "step_cache" not in variant(other)

@@ -12,9 +12,10 @@ import torch
 
 from omni_grpc.feature_rules.ranks import check_sizes
 from omni_grpc.types.lora import Lora
+from omni_grpc.types.step_cache import DbCache
 from tests.features.suite import FAMILIES, FIRST, Suite, cosine
 from tests.models.cases import ENTRIES
-from tests.parallel.alone import ALL_WAYS, GATHERED, ONE_WAY, TWO_WAYS, WEIGHTS, Alone, differ
+from tests.parallel.alone import ALL_WAYS, GATHERED, ONE_WAY, TWO_WAYS, WEIGHTS, Alone, close, differ
 from tests.parallel.beside import BESIDE, EXACT, FLOAT, SAME, Adapted, refusals, refused, same, too_few_heads
 from tests.parallel.model_jobs import Features, quantized_layers, run_asleep, run_model, serve
 from tests.parallel.ranks import COUNT, PAIR, Ranks
@@ -79,8 +80,8 @@ def test_ranks_make_what_one_process_makes(
         return
     joins, expected = alone.expected(feature)
     results = alone.on(ranks, sizes, joins, features)
-    close = beside.close(sizes)
-    same(results[0], expected, close)
+    tolerance = beside.close(sizes)
+    same(results[0], expected, tolerance)
     assert results[0].reused == expected.reused
     assert any(expected.reused.values()) == (feature == "step cache")
     assert not beside.changes or differ(expected, alone.made)
@@ -90,7 +91,40 @@ def test_ranks_make_what_one_process_makes(
         for _, request in joins[1:]:
             by_itself = ranks.run(run_model, alone.checkpoint, features, [(0, request)], sizes=sizes)[0]
             assert torch.equal(results[0].latents[request.id], by_itself.latents[request.id])
-    record_property("shows", close)
+    record_property("shows", tolerance)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=pytest.mark.sampled(sorted(FAMILIES)[row % len(FAMILIES)], seldom=False))
+        for row, way in enumerate(ALL_WAYS)
+    ],
+)
+def test_ranks_run_heads_and_tails_and_skip_what_one_process_skips(
+    alone: Adapted, ranks: Ranks, way: str, record_property: Callable[[str, object], None]
+) -> None:
+    """A cache that always runs the first block, goes by what it adds, and forecasts what it leaves out."""
+    features: Features = {"cache_backend": "cache_dit"}
+    if turned_down(alone, way, "step cache", features, record_property):
+        return
+    cache = DbCache(
+        fn_compute_blocks=1,
+        bn_compute_blocks=0,
+        max_warmup_steps=2,
+        residual_diff_threshold=0.9,
+        max_continuous_cached_steps=1,
+        max_cached_steps=0,
+        taylorseer_order=1,
+        cfg_diff_compute_separate=True,
+    )
+    joins = alone.changed(cache=cache)
+    expected = alone.run(features, joins)
+    made, *_ = alone.on(ranks, ALL_WAYS[way], joins, features)
+    assert made.reused == expected.reused
+    assert any(expected.reused.values())
+    close(made, expected)
+    assert differ(expected, alone.made)
 
 
 def shares(alone: Alone, way: str, results: list) -> None:

@@ -297,7 +297,18 @@ def _cache(request: Request, answered: bool) -> tuple[CacheCount, ...]:
     if request.cache is None:
         return ()
     hits, misses = (_rows(request), 0) if answered else (0, _rows(request))
-    return (CacheCount(component="transformer", hits=hits, misses=misses, measured=1, change=0.25),)
+    return (
+        CacheCount(
+            component="transformer",
+            method="tea_cache",
+            hits=hits,
+            misses=misses,
+            blocks=hits + misses,
+            blocks_run=misses,
+            measured=1,
+            change=0.25,
+        ),
+    )
 
 
 def previews(request: Request, step: int) -> tuple[PreviewImage, ...]:

@@ -10,7 +10,8 @@ import pytest
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.lora import Adapter, AppliedLora
 from omni_grpc.types.results import Effective, Stats
-from omni_grpc.types.step_cache import FixedCache, TeaCache
+from omni_grpc.types.step_cache import METHODS, FixedCache, TeaCache
+from omni_grpc.types.step_masks import steps_mask
 from omni_grpc.v1 import model_pb2
 from omni_grpc.wire import from_message
 
@@ -149,11 +150,11 @@ async def test_the_servers_cache_is_the_default_and_every_step_tells_what_it_did
         found = await model(service)
         job = await service.finished(negative_prompt="", sampling={"steps": 5})
         events = await service.watch(job.job_id)
-    assert list(found.cache_methods) == ["tea_cache"]
+    assert list(found.cache_methods) == list(METHODS)
     assert (found.defaults.cache.tea_cache.rel_l1_thresh, list(found.defaults.cache.tea_cache.coefficients)) == (
         0.3, [2.0, 0.0]
     )  # fmt: skip
-    assert "sampling.cache.tea_cache" not in [refused.feature for refused in found.refusals]
+    assert "sampling.cache" not in [refused.feature for refused in found.refusals]
     steps = [event.step_progress for event in events if event.HasField("step_progress")]
     assert [(step.rows_total, step.rows_reused) for step in steps] == [(2, 0), (2, 2), (2, 2), (2, 2), (2, 0)]
     assert from_message(Effective, job.effective).cache == TeaCache(rel_l1_thresh=0.3, coefficients=(2.0, 0.0))
@@ -194,16 +195,63 @@ async def test_a_cache_that_cannot_be_is_refused_by_field(cache: dict[str, Any],
     assert message in error.message
 
 
+@pytest.mark.parametrize(
+    ("cache", "field", "why"),
+    [
+        ({"tea_cache": {"rel_l1_thresh": -1}}, "tea_cache.rel_l1_thresh", "of at least 0"),
+        ({"tea_cache": {"signal": "latents"}}, "tea_cache.signal", "expected one of 'input', 'timestep'"),
+        ({"cache_dit": {"fn_compute_blocks": 0}}, "cache_dit.fn_compute_blocks", "from 1 to 1000"),
+        ({"cache_dit": {"taylorseer_order": 3}}, "cache_dit.taylorseer_order", "from 0 to 2"),
+        ({"cache_dit": {"scm_steps_mask": [True] * 4}}, "cache_dit.scm_steps_mask", "has 4 entries"),
+        (
+            {"cache_dit": {"scm_steps_mask_policy": "fast"}},
+            "cache_dit.scm_steps_mask_policy",
+            "no step mask for 5 steps",
+        ),
+        ({"cache_dit": {"scm_steps_mask_policy": "quick"}}, "cache_dit.scm_steps_mask_policy", "expected one of"),
+        ({"cache_dit": {"scm_steps_policy": "x"}}, "cache_dit.scm_steps_policy", "'dynamic', 'static'"),
+        ({"mag_cache": {}}, "mag_cache.ratios", "omni-grpc calibrate"),
+        ({"mag_cache": {"ratios": [0.0]}}, "mag_cache.ratios", "above 0"),
+        ({"mag_cache": {"ratios": [1.0], "retention_ratio": 2}}, "mag_cache.retention_ratio", "from 0 to 1"),
+        ({"sea_cache": {"power_exp": float("nan")}}, "sea_cache.power_exp", "expected a number"),
+        ({"first_block": {"threshold": float("inf")}}, "first_block.threshold", "expected a number"),
+        ({"sea_cache": {}, "quality": "CACHE_QUALITY_FAST"}, "quality", "leave out sea_cache"),
+        ({"quality": 77}, "quality", "77 is not supported"),
+    ],
+)
+async def test_a_cache_that_cannot_be_is_refused_by_its_field(cache: dict[str, Any], field: str, why: str) -> None:
+    async with serving(**CACHE) as service:
+        error = await refusal(service.generation.GenerateImage(image(sampling={"steps": 5, "cache": cache})))
+    assert error.fields == [f"sampling.cache.{field}"]
+    assert why in error.message
+
+
+async def test_a_request_has_any_method_and_gets_back_what_it_was() -> None:
+    async with serving(**CACHE) as service:
+        db = {"max_warmup_steps": 2, "scm_steps_mask_policy": "fast", "taylorseer_order": 1}
+        asked = [{"cache_dit": db}, {"first_block": {}}, {"sea_cache": {}}, {"quality": "CACHE_QUALITY_FAST"}]
+        found = [await service.finished(sampling={"steps": 20, "cache": cache}) for cache in asked]
+        few = await service.finished(sampling={"steps": 4, "cache": {"quality": "CACHE_QUALITY_FAST"}})
+    dit = found[0].effective.cache.cache_dit
+    assert (dit.max_warmup_steps, dit.taylorseer_order, dit.residual_diff_threshold) == (2, 1, 0.24)
+    assert list(dit.scm_steps_mask) == list(steps_mask("fast", 20))
+    assert [job.effective.cache.WhichOneof("kind") for job in found] == [
+        "cache_dit", "first_block", "sea_cache", "cache_dit"
+    ]  # fmt: skip
+    assert few.effective.cache.WhichOneof("kind") == "off"
+    assert [(warning.code, warning.applied) for warning in few.warnings] == [("CACHE_OFF", "off")]
+
+
 async def test_a_cache_that_the_server_was_not_started_with_is_refused() -> None:
     async with serving() as service:
         asked = image(sampling={"cache": {"tea_cache": {"rel_l1_thresh": 0.1}}})
         error = await refusal(service.generation.GenerateImage(asked))
         found = await model(service)
         off = await service.finished(sampling={"cache": {"off": {}}})
-    assert error.fields == ["sampling.cache.tea_cache"]
-    assert "--cache-backend tea_cache" in error.message
+    assert error.fields == ["sampling.cache"]
+    assert "--cache-backend auto" in error.message
     assert (list(found.cache_methods), found.defaults.cache.WhichOneof("kind")) == ([], "off")
-    assert "sampling.cache.tea_cache" in [refused.feature for refused in found.refusals]
+    assert "sampling.cache" in [refused.feature for refused in found.refusals]
     assert off.effective.cache.WhichOneof("kind") == "off"
 
 

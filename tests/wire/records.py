@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from omni_grpc.types.errors import Code, Failure, Violation
-from omni_grpc.types.step_cache import FixedCache, TeaCache
+from omni_grpc.types.step_cache import METHODS, FixedCache, RequestCache
 from omni_grpc.wire.exceptions import rule
 
 WORDS = st.text(min_size=1, max_size=8)
@@ -29,7 +29,6 @@ FAILURES = st.builds(
     retry_after=st.none() | EIGHTHS,
     metadata=st.dictionaries(WORDS, WORDS, max_size=3),
 )
-TEA_CACHES = st.builds(TeaCache, rel_l1_thresh=EIGHTHS, coefficients=st.lists(EIGHTHS, max_size=5).map(tuple))
 
 
 def records(kind: type) -> st.SearchStrategy[Any]:
@@ -42,8 +41,8 @@ def records(kind: type) -> st.SearchStrategy[Any]:
 def _values(name: str, hint: Any) -> st.SearchStrategy[Any]:
     if name == "sha256":
         return st.binary(min_size=32, max_size=32).map(bytes.hex)
-    if hint == TeaCache | FixedCache | None:
-        return st.none() | TEA_CACHES
+    if hint == RequestCache | FixedCache | None:
+        return st.none() | st.one_of(*map(records, METHODS.values()))
     if isinstance(hint, types.UnionType):
         return st.one_of(*(_values(name, part) for part in typing.get_args(hint)))
     origin, parts = typing.get_origin(hint), typing.get_args(hint)

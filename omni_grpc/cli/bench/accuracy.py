@@ -23,6 +23,7 @@ from omni_grpc.scenes.shapes import KNOWN, Vocabulary
 from omni_grpc.scenes.wish import KINDS, Wish
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.results import Effective
+from omni_grpc.types.step_cache import CacheCount
 
 ALL = "all"
 MAX_PSNR = 100.0
@@ -59,13 +60,15 @@ class PictureSettings:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rendering:
     """Pictures of captions, in their order, and how they were made. `seconds`: of all, loading and the first left out;
-    `latency`: the median of one.
+    `latency`: the median of one. `blocks_run`: the share of the transformer blocks that ran under a step cache; 1
+    without one.
     """
 
     model: str
     pictures: Sequence[Pixels]
     seconds: float
     latency: float
+    blocks_run: float
     effective: Effective
 
 
@@ -87,16 +90,21 @@ def render(config: EngineConfig, chosen: Sequence[Caption], shape: PictureSettin
 
         _, first = draw(chosen[0])  # pays for what is made at first use
         pictures, seconds, began = [], [], time.monotonic()
+        counts: list[CacheCount] = []
         with ThreadPoolExecutor(2 * config.scheduler.max_num_seqs) as pool:
             for picture, made in pool.map(draw, chosen):
                 pictures.append(picture)
                 seconds.append(made.stats.total - made.stats.queue_wait)
+                counts += made.stats.cache
                 told(len(pictures))
         return Rendering(
             model=omni.checkpoint.name,
             pictures=pictures,
             seconds=time.monotonic() - began,
             latency=statistics.median(seconds),
+            blocks_run=sum(count.blocks_run for count in counts) / (sum(count.blocks for count in counts) or 1)
+            if counts
+            else 1.0,
             effective=first.effective,
         )
 

@@ -90,6 +90,7 @@ def _accuracy(args: argparse.Namespace, flags: Sequence[str], also: Sequence[str
         found = accuracy.verdicts(chosen, made.pictures)
         run: dict[str, Any] = {"flags": more, "model": made.model, **_settings(made.effective)}
         run |= {"seconds_per_image": made.seconds / len(chosen), "latency_median": made.latency}
+        run["blocks_run"] = made.blocks_run
         run["accuracy"] = accuracy.by_kind(chosen, found)
         if base is None:
             base = made, found
@@ -147,6 +148,8 @@ def _table(run: Mapping[str, Any]) -> list[str]:
         f"{run['width']} x {run['height']}, {run['steps']} steps, true_cfg_scale {run['true_cfg_scale']:g}: "
         f"{run['seconds_per_image']:.4f} s per image, {run['latency_median']:.3f} s median latency"
     )
+    if run["cache"] is not None:
+        lines.append(f"{run['blocks_run']:.1%} of the blocks ran: {1 / run['blocks_run']:.2f}x fewer")
     lines.append(f"{'captions':<10}{'number':>8}{'correct':>9}{'95 % interval':>20}{'background':>12}")
     for kind, figures in run["accuracy"].items():
         low, high = figures["interval"]

@@ -11,7 +11,7 @@ import type { JsonObject, Message } from "@bufbuild/protobuf";
  * Describes the file omni_grpc/v1/sampling.proto.
  */
 export const file_omni_grpc_v1_sampling: GenFile = /*@__PURE__*/
-  fileDesc("ChtvbW5pX2dycGMvdjEvc2FtcGxpbmcucHJvdG8SDG9tbmlfZ3JwYy52MSL3AgoOU2FtcGxpbmdQYXJhbXMSEgoFc3RlcHMYASABKA1IAIgBARIoCghndWlkYW5jZRgCIAEoCzIWLm9tbmlfZ3JwYy52MS5HdWlkYW5jZRIRCgRzZWVkGAMgASgESAGIAQESDQoFc2VlZHMYBCADKAQSGAoLbnVtX291dHB1dHMYBSABKA1IAogBARIRCglzY2hlZHVsZXIYBiABKAkSEgoFc2hpZnQYByABKAFIA4gBARIOCgZzaWdtYXMYCCADKAESJAoFbG9yYXMYCSADKAsyFS5vbW5pX2dycGMudjEuTG9yYVJlZhIpCgVjYWNoZRgKIAEoCzIaLm9tbmlfZ3JwYy52MS5DYWNoZU9wdGlvbnMSDgoGcHJlc2V0GAsgASgJEiYKBWV4dHJhGBQgASgLMhcuZ29vZ2xlLnByb3RvYnVmLlN0cnVjdEIICgZfc3RlcHNCBwoFX3NlZWRCDgoMX251bV9vdXRwdXRzQggKBl9zaGlmdCLBAwoIR3VpZGFuY2USEgoFc2NhbGUYASABKAFIAIgBARIbCg50cnVlX2NmZ19zY2FsZRgCIAEoAUgBiAEBEhwKD3NjYWxlX2xvd19ub2lzZRgDIAEoAUgCiAEBEhgKC2ltYWdlX3NjYWxlGAQgASgBSAOIAQESFAoHcmVzY2FsZRgFIAEoAUgEiAEBEigKBG5vcm0YBiABKA4yGi5vbW5pX2dycGMudjEuR3VpZGFuY2VOb3JtEhsKDmludGVydmFsX3N0YXJ0GAcgASgBSAWIAQESGQoMaW50ZXJ2YWxfZW5kGAggASgBSAaIAQESMwoKc2tpcF9sYXllchgJIAEoCzIfLm9tbmlfZ3JwYy52MS5Ta2lwTGF5ZXJHdWlkYW5jZRIbCg5ib3VuZGFyeV9yYXRpbxgKIAEoAUgHiAEBQggKBl9zY2FsZUIRCg9fdHJ1ZV9jZmdfc2NhbGVCEgoQX3NjYWxlX2xvd19ub2lzZUIOCgxfaW1hZ2Vfc2NhbGVCCgoIX3Jlc2NhbGVCEQoPX2ludGVydmFsX3N0YXJ0Qg8KDV9pbnRlcnZhbF9lbmRCEQoPX2JvdW5kYXJ5X3JhdGlvInsKEVNraXBMYXllckd1aWRhbmNlEhIKBXNjYWxlGAEgASgBSACIAQESDgoGbGF5ZXJzGAIgAygNEhIKBXN0YXJ0GAMgASgBSAGIAQESEQoEc3RvcBgEIAEoAUgCiAEBQggKBl9zY2FsZUIICgZfc3RhcnRCBwoFX3N0b3AiSAoHTG9yYVJlZhIPCgdsb3JhX2lkGAEgASgJEhIKBXNjYWxlGAIgASgBSACIAQESDgoGdGFyZ2V0GAMgASgJQggKBl9zY2FsZSKMAgoMQ2FjaGVPcHRpb25zEiUKA29mZhgBIAEoCzIWLm9tbmlfZ3JwYy52MS5DYWNoZU9mZkgAEjIKCXRlYV9jYWNoZRgCIAEoCzIdLm9tbmlfZ3JwYy52MS5UZWFDYWNoZU9wdGlvbnNIABIxCgljYWNoZV9kaXQYAyABKAsyHC5vbW5pX2dycGMudjEuRGJDYWNoZU9wdGlvbnNIABIyCgltYWdfY2FjaGUYBCABKAsyHS5vbW5pX2dycGMudjEuTWFnQ2FjaGVPcHRpb25zSAASMgoJc2VhX2NhY2hlGAUgASgLMh0ub21uaV9ncnBjLnYxLlNlYUNhY2hlT3B0aW9uc0gAQgYKBGtpbmQiCgoIQ2FjaGVPZmYiVQoPVGVhQ2FjaGVPcHRpb25zEhoKDXJlbF9sMV90aHJlc2gYASABKAFIAIgBARIUCgxjb2VmZmljaWVudHMYAiADKAFCEAoOX3JlbF9sMV90aHJlc2gi9QMKDkRiQ2FjaGVPcHRpb25zEh4KEWZuX2NvbXB1dGVfYmxvY2tzGAEgASgNSACIAQESHgoRYm5fY29tcHV0ZV9ibG9ja3MYAiABKA1IAYgBARIdChBtYXhfd2FybXVwX3N0ZXBzGAMgASgNSAKIAQESJAoXcmVzaWR1YWxfZGlmZl90aHJlc2hvbGQYBCABKAFIA4gBARIoChttYXhfY29udGludW91c19jYWNoZWRfc3RlcHMYBSABKA1IBIgBARIdChBtYXhfY2FjaGVkX3N0ZXBzGAYgASgNSAWIAQESHQoQdGF5bG9yc2Vlcl9vcmRlchgHIAEoDUgGiAEBEh0KFXNjbV9zdGVwc19tYXNrX3BvbGljeRgIIAEoCRIYChBzY21fc3RlcHNfcG9saWN5GAkgASgJEhYKDnNjbV9zdGVwc19tYXNrGAogAygIQhQKEl9mbl9jb21wdXRlX2Jsb2Nrc0IUChJfYm5fY29tcHV0ZV9ibG9ja3NCEwoRX21heF93YXJtdXBfc3RlcHNCGgoYX3Jlc2lkdWFsX2RpZmZfdGhyZXNob2xkQh4KHF9tYXhfY29udGludW91c19jYWNoZWRfc3RlcHNCEwoRX21heF9jYWNoZWRfc3RlcHNCEwoRX3RheWxvcnNlZXJfb3JkZXIimQEKD01hZ0NhY2hlT3B0aW9ucxIWCgl0aHJlc2hvbGQYASABKAFIAIgBARIbCg5tYXhfc2tpcF9zdGVwcxgCIAEoDUgBiAEBEhwKD3JldGVudGlvbl9yYXRpbxgDIAEoAUgCiAEBQgwKCl90aHJlc2hvbGRCEQoPX21heF9za2lwX3N0ZXBzQhIKEF9yZXRlbnRpb25fcmF0aW8izQEKD1NlYUNhY2hlT3B0aW9ucxIWCgl0aHJlc2hvbGQYASABKAFIAIgBARIbCg5yZXNpZHVhbF9vcmRlchgCIAEoDUgBiAEBEiMKFm1heF9jb25zZWN1dGl2ZV9jYWNoZWQYAyABKA1IAogBARIWCglwb3dlcl9leHAYBCABKAFIA4gBAUIMCgpfdGhyZXNob2xkQhEKD19yZXNpZHVhbF9vcmRlckIZChdfbWF4X2NvbnNlY3V0aXZlX2NhY2hlZEIMCgpfcG93ZXJfZXhwKrQCCgRUYXNrEhQKEFRBU0tfVU5TUEVDSUZJRUQQABIWChJUQVNLX1RFWFRfVE9fSU1BR0UQARIXChNUQVNLX0lNQUdFX1RPX0lNQUdFEAISEwoPVEFTS19JTUFHRV9FRElUEAMSEAoMVEFTS19JTlBBSU5UEAQSEAoMVEFTS19MQVlFUkVEEAUSFgoSVEFTS19URVhUX1RPX1ZJREVPEAYSFwoTVEFTS19JTUFHRV9UT19WSURFTxAHEhcKE1RBU0tfVklERU9fVE9fVklERU8QCBITCg9UQVNLX1ZJREVPX0VESVQQCRIXChNUQVNLX0FVRElPX1RPX1ZJREVPEAoSFgoSVEFTS19URVhUX1RPX0FVRElPEAsSHAoYVEFTS19URVhUX1RPX0FVRElPX1ZJREVPEAwqgQEKDEd1aWRhbmNlTm9ybRIdChlHVUlEQU5DRV9OT1JNX1VOU1BFQ0lGSUVEEAASFgoSR1VJREFOQ0VfTk9STV9OT05FEAESGAoUR1VJREFOQ0VfTk9STV9SRU5PUk0QAhIgChxHVUlEQU5DRV9OT1JNX1JFTk9STV9DTElQUEVEEANCbwoVaW8uZ2l0aHViLm9tbmlncnBjLnYxQg1TYW1wbGluZ1Byb3RvUAFaN2dpdGh1Yi5jb20vb21uaS1ncnBjL29tbmlfZ3JwYy9jbGllbnRzL2dvL3YxO29tbmlncnBjdjGqAgtPbW5pR3JwYy5WMWIGcHJvdG8z", [file_google_protobuf_struct]);
+  fileDesc("ChtvbW5pX2dycGMvdjEvc2FtcGxpbmcucHJvdG8SDG9tbmlfZ3JwYy52MSL3AgoOU2FtcGxpbmdQYXJhbXMSEgoFc3RlcHMYASABKA1IAIgBARIoCghndWlkYW5jZRgCIAEoCzIWLm9tbmlfZ3JwYy52MS5HdWlkYW5jZRIRCgRzZWVkGAMgASgESAGIAQESDQoFc2VlZHMYBCADKAQSGAoLbnVtX291dHB1dHMYBSABKA1IAogBARIRCglzY2hlZHVsZXIYBiABKAkSEgoFc2hpZnQYByABKAFIA4gBARIOCgZzaWdtYXMYCCADKAESJAoFbG9yYXMYCSADKAsyFS5vbW5pX2dycGMudjEuTG9yYVJlZhIpCgVjYWNoZRgKIAEoCzIaLm9tbmlfZ3JwYy52MS5DYWNoZU9wdGlvbnMSDgoGcHJlc2V0GAsgASgJEiYKBWV4dHJhGBQgASgLMhcuZ29vZ2xlLnByb3RvYnVmLlN0cnVjdEIICgZfc3RlcHNCBwoFX3NlZWRCDgoMX251bV9vdXRwdXRzQggKBl9zaGlmdCLBAwoIR3VpZGFuY2USEgoFc2NhbGUYASABKAFIAIgBARIbCg50cnVlX2NmZ19zY2FsZRgCIAEoAUgBiAEBEhwKD3NjYWxlX2xvd19ub2lzZRgDIAEoAUgCiAEBEhgKC2ltYWdlX3NjYWxlGAQgASgBSAOIAQESFAoHcmVzY2FsZRgFIAEoAUgEiAEBEigKBG5vcm0YBiABKA4yGi5vbW5pX2dycGMudjEuR3VpZGFuY2VOb3JtEhsKDmludGVydmFsX3N0YXJ0GAcgASgBSAWIAQESGQoMaW50ZXJ2YWxfZW5kGAggASgBSAaIAQESMwoKc2tpcF9sYXllchgJIAEoCzIfLm9tbmlfZ3JwYy52MS5Ta2lwTGF5ZXJHdWlkYW5jZRIbCg5ib3VuZGFyeV9yYXRpbxgKIAEoAUgHiAEBQggKBl9zY2FsZUIRCg9fdHJ1ZV9jZmdfc2NhbGVCEgoQX3NjYWxlX2xvd19ub2lzZUIOCgxfaW1hZ2Vfc2NhbGVCCgoIX3Jlc2NhbGVCEQoPX2ludGVydmFsX3N0YXJ0Qg8KDV9pbnRlcnZhbF9lbmRCEQoPX2JvdW5kYXJ5X3JhdGlvInsKEVNraXBMYXllckd1aWRhbmNlEhIKBXNjYWxlGAEgASgBSACIAQESDgoGbGF5ZXJzGAIgAygNEhIKBXN0YXJ0GAMgASgBSAGIAQESEQoEc3RvcBgEIAEoAUgCiAEBQggKBl9zY2FsZUIICgZfc3RhcnRCBwoFX3N0b3AiSAoHTG9yYVJlZhIPCgdsb3JhX2lkGAEgASgJEhIKBXNjYWxlGAIgASgBSACIAQESDgoGdGFyZ2V0GAMgASgJQggKBl9zY2FsZSL2AgoMQ2FjaGVPcHRpb25zEiUKA29mZhgBIAEoCzIWLm9tbmlfZ3JwYy52MS5DYWNoZU9mZkgAEjIKCXRlYV9jYWNoZRgCIAEoCzIdLm9tbmlfZ3JwYy52MS5UZWFDYWNoZU9wdGlvbnNIABIxCgljYWNoZV9kaXQYAyABKAsyHC5vbW5pX2dycGMudjEuRGJDYWNoZU9wdGlvbnNIABIyCgltYWdfY2FjaGUYBCABKAsyHS5vbW5pX2dycGMudjEuTWFnQ2FjaGVPcHRpb25zSAASMgoJc2VhX2NhY2hlGAUgASgLMh0ub21uaV9ncnBjLnYxLlNlYUNhY2hlT3B0aW9uc0gAEjsKC2ZpcnN0X2Jsb2NrGAYgASgLMiQub21uaV9ncnBjLnYxLkZpcnN0QmxvY2tDYWNoZU9wdGlvbnNIABIrCgdxdWFsaXR5GAcgASgOMhoub21uaV9ncnBjLnYxLkNhY2hlUXVhbGl0eUIGCgRraW5kIgoKCENhY2hlT2ZmIq8BCg9UZWFDYWNoZU9wdGlvbnMSGgoNcmVsX2wxX3RocmVzaBgBIAEoAUgAiAEBEhQKDGNvZWZmaWNpZW50cxgCIAMoARIoChttYXhfY29udGludW91c19jYWNoZWRfc3RlcHMYAyABKA1IAYgBARIOCgZzaWduYWwYBCABKAlCEAoOX3JlbF9sMV90aHJlc2hCHgocX21heF9jb250aW51b3VzX2NhY2hlZF9zdGVwcyKIAQoWRmlyc3RCbG9ja0NhY2hlT3B0aW9ucxIWCgl0aHJlc2hvbGQYASABKAFIAIgBARIoChttYXhfY29udGludW91c19jYWNoZWRfc3RlcHMYAiABKA1IAYgBAUIMCgpfdGhyZXNob2xkQh4KHF9tYXhfY29udGludW91c19jYWNoZWRfc3RlcHMiuwQKDkRiQ2FjaGVPcHRpb25zEh4KEWZuX2NvbXB1dGVfYmxvY2tzGAEgASgNSACIAQESHgoRYm5fY29tcHV0ZV9ibG9ja3MYAiABKA1IAYgBARIdChBtYXhfd2FybXVwX3N0ZXBzGAMgASgNSAKIAQESJAoXcmVzaWR1YWxfZGlmZl90aHJlc2hvbGQYBCABKAFIA4gBARIoChttYXhfY29udGludW91c19jYWNoZWRfc3RlcHMYBSABKA1IBIgBARIdChBtYXhfY2FjaGVkX3N0ZXBzGAYgASgNSAWIAQESHQoQdGF5bG9yc2Vlcl9vcmRlchgHIAEoDUgGiAEBEh0KFXNjbV9zdGVwc19tYXNrX3BvbGljeRgIIAEoCRIYChBzY21fc3RlcHNfcG9saWN5GAkgASgJEhYKDnNjbV9zdGVwc19tYXNrGAogAygIEiYKGWNmZ19kaWZmX2NvbXB1dGVfc2VwYXJhdGUYCyABKAhIB4gBAUIUChJfZm5fY29tcHV0ZV9ibG9ja3NCFAoSX2JuX2NvbXB1dGVfYmxvY2tzQhMKEV9tYXhfd2FybXVwX3N0ZXBzQhoKGF9yZXNpZHVhbF9kaWZmX3RocmVzaG9sZEIeChxfbWF4X2NvbnRpbnVvdXNfY2FjaGVkX3N0ZXBzQhMKEV9tYXhfY2FjaGVkX3N0ZXBzQhMKEV90YXlsb3JzZWVyX29yZGVyQhwKGl9jZmdfZGlmZl9jb21wdXRlX3NlcGFyYXRlIqkBCg9NYWdDYWNoZU9wdGlvbnMSFgoJdGhyZXNob2xkGAEgASgBSACIAQESGwoObWF4X3NraXBfc3RlcHMYAiABKA1IAYgBARIcCg9yZXRlbnRpb25fcmF0aW8YAyABKAFIAogBARIOCgZyYXRpb3MYBCADKAFCDAoKX3RocmVzaG9sZEIRCg9fbWF4X3NraXBfc3RlcHNCEgoQX3JldGVudGlvbl9yYXRpbyLNAQoPU2VhQ2FjaGVPcHRpb25zEhYKCXRocmVzaG9sZBgBIAEoAUgAiAEBEhsKDnJlc2lkdWFsX29yZGVyGAIgASgNSAGIAQESIwoWbWF4X2NvbnNlY3V0aXZlX2NhY2hlZBgDIAEoDUgCiAEBEhYKCXBvd2VyX2V4cBgEIAEoAUgDiAEBQgwKCl90aHJlc2hvbGRCEQoPX3Jlc2lkdWFsX29yZGVyQhkKF19tYXhfY29uc2VjdXRpdmVfY2FjaGVkQgwKCl9wb3dlcl9leHAqtAIKBFRhc2sSFAoQVEFTS19VTlNQRUNJRklFRBAAEhYKElRBU0tfVEVYVF9UT19JTUFHRRABEhcKE1RBU0tfSU1BR0VfVE9fSU1BR0UQAhITCg9UQVNLX0lNQUdFX0VESVQQAxIQCgxUQVNLX0lOUEFJTlQQBBIQCgxUQVNLX0xBWUVSRUQQBRIWChJUQVNLX1RFWFRfVE9fVklERU8QBhIXChNUQVNLX0lNQUdFX1RPX1ZJREVPEAcSFwoTVEFTS19WSURFT19UT19WSURFTxAIEhMKD1RBU0tfVklERU9fRURJVBAJEhcKE1RBU0tfQVVESU9fVE9fVklERU8QChIWChJUQVNLX1RFWFRfVE9fQVVESU8QCxIcChhUQVNLX1RFWFRfVE9fQVVESU9fVklERU8QDCqBAQoMR3VpZGFuY2VOb3JtEh0KGUdVSURBTkNFX05PUk1fVU5TUEVDSUZJRUQQABIWChJHVUlEQU5DRV9OT1JNX05PTkUQARIYChRHVUlEQU5DRV9OT1JNX1JFTk9STRACEiAKHEdVSURBTkNFX05PUk1fUkVOT1JNX0NMSVBQRUQQAyqCAQoMQ2FjaGVRdWFsaXR5Eh0KGUNBQ0hFX1FVQUxJVFlfVU5TUEVDSUZJRUQQABIfChtDQUNIRV9RVUFMSVRZX05FQVJfTE9TU0xFU1MQARIaChZDQUNIRV9RVUFMSVRZX0JBTEFOQ0VEEAISFgoSQ0FDSEVfUVVBTElUWV9GQVNUEANCbwoVaW8uZ2l0aHViLm9tbmlncnBjLnYxQg1TYW1wbGluZ1Byb3RvUAFaN2dpdGh1Yi5jb20vb21uaS1ncnBjL29tbmlfZ3JwYy9jbGllbnRzL2dvL3YxO29tbmlncnBjdjGqAgtPbW5pR3JwYy5WMWIGcHJvdG8z", [file_google_protobuf_struct]);
 
 /**
  * The settings that every diffusion model shares. What is not set gets the model's default (Model.defaults); the values
@@ -338,7 +338,23 @@ export type CacheOptions = Message<"omni_grpc.v1.CacheOptions"> & {
      */
     value: SeaCacheOptions;
     case: "seaCache";
+  } | {
+    /**
+     * First Block Cache ("first_block").
+     *
+     * @generated from field: omni_grpc.v1.FirstBlockCacheOptions first_block = 6;
+     */
+    value: FirstBlockCacheOptions;
+    case: "firstBlock";
   } | { case: undefined; value?: undefined };
+
+  /**
+   * How much the cache may change the result, in place of a method: what each stands for is measured for every model and
+   * comes back in Effective.cache. Not beside `kind`.
+   *
+   * @generated from field: omni_grpc.v1.CacheQuality quality = 7;
+   */
+  quality: CacheQuality;
 };
 
 /**
@@ -383,6 +399,21 @@ export type TeaCacheOptions = Message<"omni_grpc.v1.TeaCacheOptions"> & {
    * @generated from field: repeated double coefficients = 2;
    */
   coefficients: number[];
+
+  /**
+   * Most cached steps in a row. Unset: the server's default; 0: no limit.
+   *
+   * @generated from field: optional uint32 max_continuous_cached_steps = 3;
+   */
+  maxContinuousCachedSteps?: number | undefined;
+
+  /**
+   * What is compared: "input", the first modulated input of the blocks, or "timestep", the modulation that depends on the
+   * timestep alone. Coefficients hold for one of them. Empty: the model's own.
+   *
+   * @generated from field: string signal = 4;
+   */
+  signal: string;
 };
 
 /**
@@ -391,6 +422,35 @@ export type TeaCacheOptions = Message<"omni_grpc.v1.TeaCacheOptions"> & {
  */
 export const TeaCacheOptionsSchema: GenMessage<TeaCacheOptions> = /*@__PURE__*/
   messageDesc(file_omni_grpc_v1_sampling, 6);
+
+/**
+ * First Block Cache: always runs the first block, and skips the others while what it adds has changed little since they
+ * last ran.
+ *
+ * @generated from message omni_grpc.v1.FirstBlockCacheOptions
+ */
+export type FirstBlockCacheOptions = Message<"omni_grpc.v1.FirstBlockCacheOptions"> & {
+  /**
+   * Relative change under which blocks are skipped, from 0 (never). Unset: the server's default.
+   *
+   * @generated from field: optional double threshold = 1;
+   */
+  threshold?: number | undefined;
+
+  /**
+   * Most cached steps in a row. Unset: the server's default; 0: no limit.
+   *
+   * @generated from field: optional uint32 max_continuous_cached_steps = 2;
+   */
+  maxContinuousCachedSteps?: number | undefined;
+};
+
+/**
+ * Describes the message omni_grpc.v1.FirstBlockCacheOptions.
+ * Use `create(FirstBlockCacheOptionsSchema)` to create a new message.
+ */
+export const FirstBlockCacheOptionsSchema: GenMessage<FirstBlockCacheOptions> = /*@__PURE__*/
+  messageDesc(file_omni_grpc_v1_sampling, 7);
 
 /**
  * DBCache: always runs the first blocks, compares their residual with the last step's, and skips the middle blocks
@@ -428,14 +488,14 @@ export type DbCacheOptions = Message<"omni_grpc.v1.DbCacheOptions"> & {
   residualDiffThreshold?: number | undefined;
 
   /**
-   * Most cached steps in a row. Unset: the server's default.
+   * Most cached steps in a row. Unset: the server's default; 0: no limit.
    *
    * @generated from field: optional uint32 max_continuous_cached_steps = 5;
    */
   maxContinuousCachedSteps?: number | undefined;
 
   /**
-   * Most cached steps of one request. Unset: no limit.
+   * Most cached steps of one request. Unset: the server's default; 0: no limit.
    *
    * @generated from field: optional uint32 max_cached_steps = 6;
    */
@@ -469,6 +529,13 @@ export type DbCacheOptions = Message<"omni_grpc.v1.DbCacheOptions"> & {
    * @generated from field: repeated bool scm_steps_mask = 10;
    */
   scmStepsMask: boolean[];
+
+  /**
+   * False: the branches of classifier-free guidance go by the change of the positive one. Unset: the server's default.
+   *
+   * @generated from field: optional bool cfg_diff_compute_separate = 11;
+   */
+  cfgDiffComputeSeparate?: boolean | undefined;
 };
 
 /**
@@ -476,7 +543,7 @@ export type DbCacheOptions = Message<"omni_grpc.v1.DbCacheOptions"> & {
  * Use `create(DbCacheOptionsSchema)` to create a new message.
  */
 export const DbCacheOptionsSchema: GenMessage<DbCacheOptions> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_sampling, 7);
+  messageDesc(file_omni_grpc_v1_sampling, 8);
 
 /**
  * MagCache: reuses the residual along magnitude ratios measured for the model beforehand.
@@ -504,6 +571,13 @@ export type MagCacheOptions = Message<"omni_grpc.v1.MagCacheOptions"> & {
    * @generated from field: optional double retention_ratio = 3;
    */
   retentionRatio?: number | undefined;
+
+  /**
+   * Magnitude of the residual / that of the step before, for each step. Empty: the model's own.
+   *
+   * @generated from field: repeated double ratios = 4;
+   */
+  ratios: number[];
 };
 
 /**
@@ -511,7 +585,7 @@ export type MagCacheOptions = Message<"omni_grpc.v1.MagCacheOptions"> & {
  * Use `create(MagCacheOptionsSchema)` to create a new message.
  */
 export const MagCacheOptionsSchema: GenMessage<MagCacheOptions> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_sampling, 8);
+  messageDesc(file_omni_grpc_v1_sampling, 9);
 
 /**
  * SeaCache: compares spectrally filtered inputs and extrapolates the residual.
@@ -534,7 +608,7 @@ export type SeaCacheOptions = Message<"omni_grpc.v1.SeaCacheOptions"> & {
   residualOrder?: number | undefined;
 
   /**
-   * Most cached steps in a row. Unset: the server's default.
+   * Most cached steps in a row. Unset: the server's default; 0: no limit.
    *
    * @generated from field: optional uint32 max_consecutive_cached = 3;
    */
@@ -553,7 +627,7 @@ export type SeaCacheOptions = Message<"omni_grpc.v1.SeaCacheOptions"> & {
  * Use `create(SeaCacheOptionsSchema)` to create a new message.
  */
 export const SeaCacheOptionsSchema: GenMessage<SeaCacheOptions> = /*@__PURE__*/
-  messageDesc(file_omni_grpc_v1_sampling, 9);
+  messageDesc(file_omni_grpc_v1_sampling, 10);
 
 /**
  * What a model can be asked to do.
@@ -699,4 +773,45 @@ export enum GuidanceNorm {
  */
 export const GuidanceNormSchema: GenEnum<GuidanceNorm> = /*@__PURE__*/
   enumDesc(file_omni_grpc_v1_sampling, 1);
+
+/**
+ * How much a step cache may change a result.
+ *
+ * @generated from enum omni_grpc.v1.CacheQuality
+ */
+export enum CacheQuality {
+  /**
+   * Not chosen.
+   *
+   * @generated from enum value: CACHE_QUALITY_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Differences that are hard to see.
+   *
+   * @generated from enum value: CACHE_QUALITY_NEAR_LOSSLESS = 1;
+   */
+  NEAR_LOSSLESS = 1,
+
+  /**
+   * Details may differ.
+   *
+   * @generated from enum value: CACHE_QUALITY_BALANCED = 2;
+   */
+  BALANCED = 2,
+
+  /**
+   * As fast as the content stays what was asked for.
+   *
+   * @generated from enum value: CACHE_QUALITY_FAST = 3;
+   */
+  FAST = 3,
+}
+
+/**
+ * Describes the enum omni_grpc.v1.CacheQuality.
+ */
+export const CacheQualitySchema: GenEnum<CacheQuality> = /*@__PURE__*/
+  enumDesc(file_omni_grpc_v1_sampling, 2);
 

@@ -1,0 +1,120 @@
+"""Speed against quality: draws the same prompts with many settings, and chooses those that qualities stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from omni_grpc.cli.bench import figures
+from omni_grpc.cli.bench.figures import Pixels
+from omni_grpc.omni import Omni
+from omni_grpc.types.media import ImageFormat
+from omni_grpc.types.request import Draft
+from omni_grpc.types.step_cache import CacheCount, CacheDraft, CacheQuality, Observation
+
+MAX_PSNR = 100.0
+"""What identical pictures count as, in dB."""
+
+GRID: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "tea_cache": {"rel_l1_thresh": (0.05, 0.1, 0.15, 0.2, 0.3, 0.5), "max_continuous_cached_steps": (2, 4)},
+    "first_block": {"threshold": (0.05, 0.08, 0.12, 0.2), "max_continuous_cached_steps": (2, 4)},
+    "cache_dit": {
+        "residual_diff_threshold": (0.08, 0.12, 0.24, 1.0),
+        "max_warmup_steps": (4,),
+        "max_continuous_cached_steps": (2, 3, 5),
+        "taylorseer_order": (0, 1),
+    },
+    "mag_cache": {"threshold": (0.04, 0.1, 0.24), "max_skip_steps": (2, 3, 5), "retention_ratio": (0.1, 0.2)},
+    "sea_cache": {"threshold": (0.1, 0.15, 0.2, 0.3, 0.5), "max_consecutive_cached": (2, 3)},
+}
+"""Method -> field -> the values that are tried, each with each."""
+
+FLOORS: Mapping[CacheQuality, float] = {
+    CacheQuality.NEAR_LOSSLESS: 38.0,
+    CacheQuality.BALANCED: 32.0,
+    CacheQuality.FAST: 26.0,
+}
+"""Quality -> the least PSNR, in dB: the median over the prompts, against the same pictures without a cache."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A setting, the share of the blocks that it ran, and the PSNR of its pictures in dB: median, 5th percentile."""
+
+    method: str
+    given: Mapping[str, Any]
+    blocks_run: float
+    psnr_median: float
+    psnr_5th: float
+
+    @property
+    def fewer(self) -> float:
+        """How many times fewer blocks ran."""
+        return 1.0 / self.blocks_run
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drawn:
+    """The pictures of all prompts under one setting, and what its cache counted."""
+
+    pictures: Sequence[Pixels]
+    counts: Sequence[CacheCount]
+
+    @property
+    def observed(self) -> list[Observation]:
+        return [each for count in self.counts for each in count.observed]
+
+
+def settings(methods: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every setting of GRID for these methods."""
+    for method in methods:
+        fields = GRID[method]
+        for values in itertools.product(*fields.values()):
+            yield method, dict(zip(fields, values, strict=True))
+
+
+def draw(omni: Omni, drafts: Sequence[Draft], cache: CacheDraft | None) -> Drawn:
+    """Draws each draft under one cache; None: the server's own."""
+    pictures: list[Pixels] = []
+    counts: list[CacheCount] = []
+    for draft in drafts:
+        made = omni.run(dataclasses.replace(draft, cache=cache, output_format=ImageFormat.RAW_RGB8))
+        pictures.append(np.asarray(made.images[0]))
+        counts += made.stats.cache
+    return Drawn(pictures, counts)
+
+
+def point(method: str, given: Mapping[str, Any], base: Drawn, drawn: Drawn) -> Point:
+    """What a setting costs and keeps."""
+    psnr = sorted(min(MAX_PSNR, figures.psnr(*pair)) for pair in zip(base.pictures, drawn.pictures, strict=True))
+    return Point(
+        method=method,
+        given=given,
+        blocks_run=sum(count.blocks_run for count in drawn.counts) / sum(count.blocks for count in drawn.counts),
+        psnr_median=statistics.median(psnr),
+        psnr_5th=psnr[int(0.05 * len(psnr))],
+    )
+
+
+def frontier(points: Sequence[Point]) -> list[Point]:
+    """The points that no other one beats in both, from the most blocks to the fewest."""
+    best: list[Point] = []
+    for each in sorted(points, key=lambda at: (at.blocks_run, -at.psnr_median)):
+        if not best or each.psnr_median > best[-1].psnr_median:
+            best.append(each)
+    return best[::-1]
+
+
+def choose(points: Sequence[Point]) -> dict[CacheQuality, Point]:
+    """For each quality, the setting of the fewest blocks that keeps its PSNR. None where no setting does."""
+    chosen = {}
+    for quality, floor in FLOORS.items():
+        enough = [each for each in points if each.psnr_median >= floor and each.blocks_run < 1.0]
+        if enough:
+            chosen[quality] = min(enough, key=lambda at: (at.blocks_run, -at.psnr_median))
+    return chosen
