@@ -19,7 +19,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 
 # kernels that no GPU has run yet are there to be tested (omni_grpc/ops/lora.py)
-os.environ.setdefault("OMNI_GRPC_UNPROVEN_KERNELS", "1")
+os.environ.setdefault("OMNI_UNPROVEN_KERNELS", "1")
 
 
 @pytest.fixture(scope="session")

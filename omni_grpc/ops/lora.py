@@ -22,7 +22,7 @@ from omni_grpc.ops.quant import gelu_tanh
 RUN, PART = 3, 3
 """Numbers in the op's flat lists of a run: first token, tokens, parts; of a part: down (-1: none), up, first output."""
 
-UNPROVEN = "OMNI_GRPC_UNPROVEN_KERNELS"
+UNPROVEN = "OMNI_UNPROVEN_KERNELS"
 """Variable that lets GPUs use the kernels of this family; see `on_gpu`."""
 
 CODES = frozenset({torch.float8_e4m3fn, torch.int8})

@@ -63,6 +63,8 @@ def requested(draft: Draft, model: str) -> Requested:
             continue
         if option.type is LORAS:
             value = {joined(lora.lora_id, lora.target): lora.scale for lora in value}
+        # as JSON has them
+        value = list(value) if isinstance(value, tuple) else value
         options[option.name] = value.value if isinstance(value, enum.Enum) else value
     return Requested(kind=kind, model=model, prompt=draft.prompt, options=options, inputs=draft.input_traits)
 

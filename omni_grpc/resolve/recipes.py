@@ -12,6 +12,7 @@ from omni_grpc.config import EngineConfig, LoraConfig, RecipeConfig
 from omni_grpc.config.command_line import meant
 from omni_grpc.feature_rules import lora
 from omni_grpc.types.errors import ConfigError, Violation
+from omni_grpc.types.lora import joined, split
 from omni_grpc.types.preset import Preset
 from omni_grpc.types.spec import Checkpoint
 
@@ -56,7 +57,8 @@ def _why_not(name: str, known: tuple[Preset, ...], checkpoint: Checkpoint) -> st
 
 
 def _files(preset: Preset, given: list[str], loaded: Mapping[str, str]) -> dict[str, str]:
-    """Adapter -> its file: as given, else on the hub. Those that `--lora` loads need none."""
+    """Adapter, as `--lora` names it -> its file: as given, else on the hub. Those that `--lora` loads need none."""
+    loaded = {split(key)[0]: path for key, path in loaded.items()}
     ids = [one.lora.lora_id for one in preset.loras]
     if given and len(given) != len(ids):
         wanted = f"it has {len(ids)}: {', '.join(ids)}" if ids else "it has no adapters"
@@ -75,7 +77,8 @@ def _files(preset: Preset, given: list[str], loaded: Mapping[str, str]) -> dict[
             )
         if not Path(file).exists() and not HUB_FILE.fullmatch(file):
             raise _refused(f"{preset.name}: {file!r} is neither a file or folder nor ORG/NAME:FILE on the hub")
-        found[name] = file
+        # a file of one expert, whatever it is called
+        found[joined(name, one.lora.target)] = file
     return found
 
 

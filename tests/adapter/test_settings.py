@@ -48,8 +48,8 @@ def test_a_native_model_refuses_every_setting_of_the_adapter(name, tiny):
 @pytest.mark.parametrize(
     ("load_format", "settings", "field", "message"),
     [
-        ("native", {"cache_backend": "first_block"}, "cache_backend", "which is native; choose from tea_cache"),
-        ("native", {"cache_backend": "cache_dit"}, "cache_backend", "which is native; choose from tea_cache"),
+        ("native", {"cache_backend": "taylorseer"}, "cache_backend", "which is native; choose from auto, tea_cache"),
+        ("native", {"cache_backend": "pab"}, "cache_backend", "which is native; choose from auto, tea_cache"),
         ("native", {"cache_config": {"rel_l1_thresh": 0.1}}, "cache_config", "needs --cache-backend"),
         (
             "native",

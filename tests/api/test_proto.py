@@ -356,7 +356,7 @@ def test_one_field_alone_has_another_name_on_the_wire() -> None:
     renames = {(kind.__name__, name): row.name for (kind, name), row in EXCEPTIONS.items() if row.name}
     assert renames == {("Failed", "failure"): "status", ("Retrying", "failure"): "status"}
     unsent = {(kind.__name__, name) for (kind, name), row in EXCEPTIONS.items() if not row.sent}
-    assert unsent == {("CacheCount", "measured"), ("CacheCount", "change"), ("Lora", "uid")}
+    assert unsent == {("CacheCount", "measured"), ("CacheCount", "change"), ("CacheCount", "observed"), ("Lora", "uid")}
 
 
 def test_every_field_of_a_draft_can_be_asked_for() -> None:

@@ -26,7 +26,7 @@ async def test_the_registry_is_listed(run):
 async def test_features_are_those_that_a_server_would_start_with(run):
     records = {r["pipeline"]: r["features"] for r in json.loads((await run("models", "--features", "--json")).out)}
     assert records["FluxPipeline"] == {
-        "step_cache": ["tea_cache"],
+        "step_cache": ["auto", "tea_cache", "first_block", "cache_dit", "sea_cache"],
         "quantization": ["fp8", "int8", "gguf"],
         "lora": True,
         "layerwise_offload": True,
@@ -41,12 +41,12 @@ async def test_features_are_those_that_a_server_would_start_with(run):
     )
     other = records["any other"]
     assert other["step_cache"] == list(DIFFUSERS_CACHES)
-    assert (other["quantization"], other["lora"], other["component_offload"]) == ([], False, True)
+    assert (other["quantization"], other["lora"], other["component_offload"]) == ([], True, True)
     table = (await run("models", "--features")).out.splitlines()
     (qwen,) = (row.split() for row in table if row.startswith("QwenImage"))
     assert qwen == [
         "QwenImagePipeline",
-        "tea_cache",
+        *("auto,", "tea_cache,", "first_block,", "cache_dit,", "sea_cache"),
         "fp8,",
         "int8,",
         "gguf",

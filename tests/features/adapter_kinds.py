@@ -251,7 +251,7 @@ def _glora_formula(right: Tensor, added: Tensor, alpha: float) -> Formula:
     return lambda weight, scale: weight + scale * alpha * (weight @ right + added)
 
 
-def loha_high(source: Source) -> Kind:
+def loha_wide(source: Source) -> Kind:
     """Of rank 20, which as a LoRA would be of rank 400."""
     made = Kind()
     for layer in few(source.original):
@@ -342,7 +342,7 @@ KINDS: Mapping[str, Callable[[Source], Kind]] = {
     writer.__name__: writer
     for writer in (
         dora_peft, dora_kohya, dora_by_input, dora_lokr, oft_lycoris, boft_lycoris, oft_peft, boft_peft, glora,
-        loha_high, replaced, norms, tables, tucker,
+        loha_wide, replaced, norms, tables, tucker,
     )
 }  # fmt: skip
 

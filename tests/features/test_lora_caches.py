@@ -21,7 +21,7 @@ from omni_grpc.types.lora import Lora
 from omni_grpc.types.request import Request
 from omni_grpc.types.step_cache import CacheDraft
 from tests.features.graphed import graphed
-from tests.features.suite import CACHE, FAMILIES, FIRST, OFFLOAD, SECOND, Run, Suite, alone, far, run, save
+from tests.features.suite import CACHE, FAMILIES, FIRST, OFFLOAD, SECOND, Run, Suite, alone, far, run, save, tea
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
 from tests.worker.host_device import PretendMemory
@@ -42,7 +42,7 @@ PAIRS: Mapping[str, tuple[tuple[Lora, ...], tuple[Lora, ...]]] = {
 }
 """What the requests of a pair have; all else is the same."""
 
-ALWAYS = CacheDraft(rel_l1_thresh=10.0)
+ALWAYS = tea(10.0)
 
 
 @dataclasses.dataclass
@@ -196,6 +196,7 @@ CACHES: Mapping[str, str] = {
     "features/attention.py": "by precision: which kernels there are",
     "features/lora/variants.py": "by the adapters and scales of rows: what weights are with them, test_lora_copies",
     "features/lora/cache.py": "by the load of an adapter: which are on a device",
+    "features/step_cache/spectrum.py": "by length, noise level and exponent: gains of frequencies",
     "features/cuda_graphs.py": "by what parts of the blocks look at in an owner: test_cuda_graphs",
     "features/sequence_parallel.py": "by geometry: how rows are cut",
     "nn/rows.py": "by geometry: layouts, without tensors of requests",

@@ -15,7 +15,7 @@ from omni_grpc.loading.checkpoint import WEIGHT_FILE
 from omni_grpc.resolve.settings import check_settings
 from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.lora import Adapter, Lora
-from tests.features.suite import CACHE, NEVER, Suite, alone, far, run, save
+from tests.features.suite import CACHE, Suite, alone, far, run, save, tea
 from tests.models.cases import ENTRIES
 from tests.models.model import Model
 
@@ -171,7 +171,7 @@ def test_the_step_cache_of_each_expert_knows_its_scale(suite: Suite, tmp_path: P
         (Lora(lora_id="a", scale=0.5, target=HIGH), Lora(lora_id="a", scale=0.5, target=LOW)),
     ]
     for threshold in (0.0, 10.0):
-        cache = type(NEVER)(rel_l1_thresh=threshold)
+        cache = tea(threshold)
         requests = [
             model.request(model.draft(steps=6, loras=loras, cache=cache), f"job{n}") for n, loras in enumerate(cases)
         ]

@@ -92,7 +92,7 @@ class Model:
         runner, self.residency, self.ready = build(
             config, self.checkpoint, "omni-test-", lambda loading: None, memory=memory
         )
-        self.facts = facts_of(config, self.checkpoint, self.ready.found)
+        self.facts = facts_of(config, self.checkpoint, self.ready)
         assert isinstance(runner, PackedRunner)
         self.pipeline, self.device, self.staging = runner._pipeline, torch.device(device), runner._staging
         self.components: Mapping[str, Any] = self.residency.components

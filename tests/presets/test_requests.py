@@ -67,7 +67,7 @@ def test_a_preset_sets_what_the_request_does_not() -> None:
     request = resolved.request
     assert (request.steps, request.preset, request.guidance.true_cfg_scale) == (4, "fast", 1.0)
     assert request.scheduler_config == {"base_shift": 1.1, "shift_terminal": None}
-    assert request.loras == (Lora(lora_id="fast", scale=0.125),)
+    assert request.loras == (Lora(lora_id="fast", scale=0.125, uid="fast"),)
     assert request.negative_prompt is None, "classifier-free guidance is off"
     assert resolved.defaults_used["sampling.steps"] == "4"
     assert resolved.defaults_used["sampling.loras"] == "fast=0.125"
@@ -123,10 +123,13 @@ def test_other_steps_take_the_levels_of_a_preset_away() -> None:
 
 def test_adapters_of_the_request_come_beside_those_of_the_preset() -> None:
     style = Lora(lora_id="style", scale=0.7)
-    assert resolve(preset="fast", loras=(style,)).request.loras == (style, Lora(lora_id="fast", scale=0.125))
+    assert resolve(preset="fast", loras=(style,)).request.loras == (
+        dataclasses.replace(style, uid="style"),
+        Lora(lora_id="fast", scale=0.125, uid="fast"),
+    )
     stronger = Lora(lora_id="fast", scale=1.0)
     resolved = resolve(preset="fast", loras=(stronger,))
-    assert resolved.request.loras == (stronger,)
+    assert resolved.request.loras == (dataclasses.replace(stronger, uid="fast"),)
     assert warned(resolved) == [("PRESET_OVERRIDDEN", "sampling.loras", "fast=1")]
     many = tuple(Lora(lora_id="style", target=str(number)) for number in range(8))
     assert ("sampling.loras", "has 9 entries; the maximum is 8") in refused(preset="fast", loras=many)

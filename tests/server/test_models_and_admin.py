@@ -56,7 +56,7 @@ async def test_the_limits_a_model_tells_are_the_ones_it_keeps(service):
 
 async def test_what_a_model_refuses_is_listed(service):
     refusals = [entry.feature for entry in (await model(service)).refusals]
-    assert {"sampling.loras", "sampling.cache.tea_cache", "sampling.sigmas"} <= set(refusals)
+    assert {"sampling.loras", "sampling.cache", "sampling.sigmas"} <= set(refusals)
     assert "sampling.steps" not in refusals
 
 

@@ -1,8 +1,8 @@
 """Changes that make a new weight of a layer's. Rows of requests with such adapters go through a copy of the weight with
 the changes merged into it; the others go through the layer itself, in the same forward.
 
-Copies are merged in float32 from the weight that the layer computes with, dequantized where it is quantized, and kept
-in the model's dtype: a change that is small beside a step of 8 bits would be rounded away if it were quantized again.
+Copies are merged in float32 from the weight that the layer computes with, as numbers where it is codes, and kept in the
+model's dtype: a change that is small beside a step of 8 bits would be rounded away if it became codes again.
 
 DoRA by output needs no copy: its outputs are those of the layer and of two factors, times a number for each.
 """

@@ -147,7 +147,7 @@ class Site:
         return isinstance(layer, Elsewhere)
 
     def _dtype(self, path: str) -> torch.dtype:
-        """Of the weight of a layer, where it is not quantized."""
+        """Of the weight of a layer, where it is kept in full precision."""
         weights = self.context.spec.weights.get(self.component, WeightMap())
         return torch.float32 if weights.in_float32(f"{path}.weight") else self.context.dtype
 

@@ -27,7 +27,7 @@ class MergedCache:
     """The merged weights of all layers of a model, `limit` bytes at most. A weight whose requests are still running
     stays; what finds no place beside those is merged anew whenever it is used, which takes time and no memory.
 
-    `generation` changes when a weight goes away, so that whoever has kept its address (CUDA graphs) does not use it.
+    `generation` changes when a weight goes away, so that whoever has kept its address does not use it.
     """
 
     def __init__(self, limit: int) -> None:
