@@ -24,7 +24,9 @@ LONG   := tests/parallel tests/ranks tests/scenes tests/benchmarks/test_service.
           tests/ops/test_compile_cache.py tests/house/test_native_build.py tests/worker/test_memory.py tests/adapter/test_end_to_end.py \
           tests/telemetry/test_real_worker.py tests/telemetry/test_logs.py \
           tests/server/test_handover.py tests/server/test_handover_processes.py tests/cli/test_bench_serve.py \
-          tests/cli/test_bench_compare.py tests/worker/test_recording.py tests/worker/test_vitals.py
+          tests/cli/test_bench_compare.py tests/worker/test_recording.py tests/worker/test_vitals.py \
+          tests/features/test_lora_kinds.py tests/features/test_lora_caches.py tests/adapter/test_sigmas.py \
+          tests/benchmarks/test_lora_sequences.py tests/cli/test_calibrate.py tests/presets/test_end_to_end.py
 # what needs a database, an object store, a receiver or a proxy beside the server
 SERVICES := tests/store tests/lasting tests/webhooks tests/web/test_proxies.py
 # what breaks things on purpose around servers; one after the other, since each fault wants the machine
