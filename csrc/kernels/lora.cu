@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 #include <mma.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
-#include <cuda_pipeline.h>
+#include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
