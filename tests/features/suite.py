@@ -193,11 +193,14 @@ def company(model: Model, cache: CacheDraft | None = None) -> list[tuple[int, Re
 
 def run(model: Model, *joins: tuple[int, Request]) -> dict[str, Run]:
     """Runs requests that join at their ticks, to the end of each."""
-    runner = model.runner()
+    runner, adapters = model.runner(), model.residency.adapters
     running: list[str] = []
     steps: dict[str, list[Any]] = {request.id: [] for _, request in joins}
     for tick in itertools.count():
         for request in [request for at, request in joins if at == tick]:
+            # as the worker does: adapters may have left the device meanwhile
+            if adapters is not None:
+                adapters.admit(request)
             runner.prepare(request)
             running.append(request.id)
         report = runner.step(tuple(running))
@@ -206,6 +209,8 @@ def run(model: Model, *joins: tuple[int, Request]) -> dict[str, Run]:
             steps[progress.id].append(progress)
             if progress.finished:
                 running.remove(progress.id)
+                if adapters is not None:
+                    adapters.release(progress.id)
         if not running and tick >= max(at for at, _ in joins):
             break
     return {request.id: _figures(model.result(runner, request).latents, steps[request.id]) for _, request in joins}
