@@ -17,7 +17,6 @@ from omni_grpc.config import NATIVE_CACHES
 from omni_grpc.config.command_line import Parser
 from omni_grpc.config.settings import settings
 from omni_grpc.omni import Omni
-from omni_grpc.resolve.settings import check_settings
 from omni_grpc.types.errors import InvalidArgument
 from omni_grpc.types.json_text import read_json
 from omni_grpc.types.library_logs import quiet_libraries
@@ -87,7 +86,6 @@ def main(argv: Sequence[str]) -> int:
     prompts = PROMPTS if args.prompts is None else _prompts(args.prompts)
     with Omni.of(config, alone=True) as omni:
         checkpoint = omni.checkpoint
-        check_settings(config, checkpoint)
         if Task.TEXT_TO_IMAGE not in checkpoint.tasks:
             message = f"{checkpoint.name} makes no images from text, which is what is measured"
             raise InvalidArgument(message, reason="TASK_NOT_SUPPORTED")

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from omni_grpc.cli.bench import figures
+from omni_grpc.cli.bench import accuracy
 from omni_grpc.cli.bench.figures import Pixels
 from omni_grpc.omni import Omni
 from omni_grpc.types.media import ImageFormat
 from omni_grpc.types.request import Draft
 from omni_grpc.types.step_cache import CacheCount, CacheDraft, CacheQuality, Observation
-
-MAX_PSNR = 100.0
-"""What identical pictures count as, in dB."""
 
 GRID: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "tea_cache": {"rel_l1_thresh": (0.05, 0.1, 0.15, 0.2, 0.3, 0.5), "max_continuous_cached_steps": (2, 4)},
@@ -91,13 +87,13 @@ def draw(omni: Omni, drafts: Sequence[Draft], cache: CacheDraft | None) -> Drawn
 
 def point(method: str, given: Mapping[str, Any], base: Drawn, drawn: Drawn) -> Point:
     """What a setting costs and keeps."""
-    psnr = sorted(min(MAX_PSNR, figures.psnr(*pair)) for pair in zip(base.pictures, drawn.pictures, strict=True))
+    likeness = accuracy.likeness(base.pictures, drawn.pictures)
     return Point(
         method=method,
         given=given,
         blocks_run=sum(count.blocks_run for count in drawn.counts) / sum(count.blocks for count in drawn.counts),
-        psnr_median=statistics.median(psnr),
-        psnr_5th=psnr[int(0.05 * len(psnr))],
+        psnr_median=likeness["psnr_median"],
+        psnr_5th=likeness["psnr_5th"],
     )
 
 

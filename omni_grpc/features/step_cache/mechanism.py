@@ -36,7 +36,7 @@ def apply(module: nn.Module, config: CacheConfig, context: Context) -> None:
 @dataclasses.dataclass(slots=True)
 class Work:
     """A row of a batch that has a policy. `start`, `stop`: the blocks between its head and its tail. `before`: its
-    streams where those begin. `answered` is None until it is decided.
+    streams where those begin. `answered`: whether they do not run; decided where they begin.
     """
 
     state: State
