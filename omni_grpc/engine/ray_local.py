@@ -37,6 +37,7 @@ ANSWER_SECONDS = 5.0
 OBJECT_STORE_BYTES = 256 << 20
 """Shared memory for what is under way between processes. What does not fit goes to the folder of the session."""
 USAGE = "RAY_USAGE_STATS_ENABLED"
+NICENESS = "RAY_worker_niceness"
 
 
 class LocalRay:
@@ -95,6 +96,8 @@ class LocalRay:
     def _boot(self) -> None:
         environment = {
             USAGE: os.environ.get(USAGE, "0"),
+            # Ray's own default of 15 would let anything else that this machine does starve the workers
+            NICENESS: os.environ.get(NICENESS, "0"),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_gcs_rpc_server_reconnect_timeout_s": f"{ANSWER_SECONDS:g}",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -36,13 +38,12 @@ class Cluster:
 
     def state(self) -> dict[str, int]:
         """How many actors live in it, and how many placement groups it has."""
-        command = [sys.executable, "-m", "tests.ray.state"]
-        said = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, **self.environment}, capture_output=True, text=True, timeout=60
-        )
-        assert said.returncode == 0, said.stderr
-        # what Ray's autoscaler says is printed in between
-        return dict(json.loads([line for line in said.stdout.splitlines() if line.startswith("{")][-1]))
+        environment = {**os.environ, **self.environment}
+        with tempfile.NamedTemporaryFile("r") as found:
+            command = [sys.executable, "-m", "tests.ray.state", found.name]
+            said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+            assert said.returncode == 0, said.stderr
+            return dict(json.load(found))
 
     def empties(self) -> dict[str, int]:
         """Its state, once what ends has ended."""
@@ -79,17 +80,21 @@ def cluster(has_ray: None) -> Iterator[Cluster]:
     assert not Path(found.folder).exists()
 
 
+def named(folder: str) -> list[psutil.Process]:
+    """The processes of the Ray that has its files in a folder, now."""
+    found = []
+    for process in psutil.process_iter():
+        # any process of the machine may end while they are looked through
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and any(folder in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
 def of(folder: str) -> list[psutil.Process]:
     """The processes of the Ray that has its files in a folder, once those that end have ended."""
-
-    def named(process: psutil.Process) -> bool:
-        try:
-            return process.status() != psutil.STATUS_ZOMBIE and any(folder in word for word in process.cmdline())
-        except psutil.Error:
-            return False
-
     until = time.monotonic() + 15
-    while (left := [process for process in psutil.process_iter() if named(process)]) and time.monotonic() < until:
+    while (left := named(folder)) and time.monotonic() < until:
         time.sleep(0.1)
     return left
 

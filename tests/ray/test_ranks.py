@@ -40,7 +40,7 @@ class Group:
     """An executor whose ranks are toys, and its reports."""
 
     def __init__(self, cluster, **settings: object) -> None:
-        usual = {"ring_degree": 2, "rank_timeout": 1.0, "device": "cpu", "ray_address": cluster.address}
+        usual = {"ring_degree": 2, "rank_timeout": 3.0, "device": "cpu", "ray_address": cluster.address}
         config = EngineConfig.from_settings(distributed_executor_backend="ray", **usual | settings)
         self.executor = RayExecutor(config, toy_checkpoint(limits=str, defaults=str), None, driver=TOY)
         self.reports: asyncio.Queue = asyncio.Queue()
@@ -61,7 +61,7 @@ ENDS: dict[str, tuple[str, str]] = {
     "1:dies": ("WORKER_DIED", r"rank 1 of 2 on node \S+ \(process \d+\) died: its worker process has died"),
     "1:gives-up": ("X", "rank 1 of 2: said by 1"),
     "1:counts": ("RANKS_DISAGREE", "rank 1 of 2 and rank 0 disagree on its prepare of job_1"),
-    "0:hangs": ("RANK_STUCK", r"rank 0 of 2 is 1 s late with its prepare of job_1 \(rank 1: Prepared\)"),
+    "0:hangs": ("RANK_STUCK", r"rank 0 of 2 is 3 s late with its prepare of job_1 \(rank 1: Prepared\)"),
 }
 
 

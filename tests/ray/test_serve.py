@@ -1,5 +1,6 @@
 """The server as its users run it, with the bundled model in actors of a Ray of its own."""
 
+import contextlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from benchmarks.service.server import served
 from omni_grpc.client import Client
 from omni_grpc.config.sections import BUNDLED
 from omni_grpc.engine.ray_local import USAGE
-from tests.ray.conftest import ROOT, gone, of, within
+from tests.ray.conftest import ROOT, gone, named, of, within
 
 FLAGS = ("--distributed-executor-backend", "ray", "--device", "cpu", "--warm-up-seconds", "0")
 PLACE = re.compile(r"with its files in (\S+)")
@@ -40,7 +41,8 @@ def test_a_real_server_with_two_replicas_survives_the_death_of_one_and_ends_with
             assert {result.files[0] for result in results} == {first.files[0]}
         assert len(found(server, ACTOR, 3)) == 3
         assert {address.partition(".")[0] for address in listening(folder)} == {"127"}, "nobody else reaches it"
-        assert {process.environ().get(USAGE) for process in processes(folder)} == {"0"}, "it reports to nobody"
+        assert {psutil.Process(pid).nice() for pid in actors[1:]} == {psutil.Process().nice()}, "nothing goes before it"
+        assert set(variables(folder, USAGE)) == {"0"}, "it reports to nobody"
     assert of(folder) == []
     assert not os.path.exists(folder)
 
@@ -55,13 +57,20 @@ def test_kill_9_of_the_server_ends_all_of_ray():
     assert within(15, lambda: not os.path.exists(said["folder"]))
 
 
-def processes(folder):
-    """Those of the Ray that has its files in a folder."""
-    return [process for process in psutil.process_iter() if any(folder in word for word in process.cmdline())]
+def variables(folder, name):
+    """The value that a variable has in each process of the Ray that has its files in a folder."""
+    for process in named(folder):
+        # workers come and go
+        with contextlib.suppress(psutil.Error):
+            yield process.environ().get(name)
 
 
 def listening(folder):
     """The addresses at which those processes, and what they started, can be reached."""
-    some = {one for process in processes(folder) for one in (process, *process.children(recursive=True))}
-    sockets = [socket for process in some for socket in process.net_connections("tcp")]
-    return {one.laddr.ip.removeprefix("::ffff:") for one in sockets if one.status == psutil.CONN_LISTEN}
+    addresses = set()
+    for process in named(folder):
+        with contextlib.suppress(psutil.Error):
+            for one in (process, *process.children(recursive=True)):
+                sockets = [socket for socket in one.net_connections("tcp") if socket.status == psutil.CONN_LISTEN]
+                addresses |= {socket.laddr.ip.removeprefix("::ffff:") for socket in sockets}
+    return addresses
