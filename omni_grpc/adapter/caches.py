@@ -44,11 +44,11 @@ class CacheMethod:
 KINDS: Mapping[str, CacheMethod] = {
     "first_block": CacheMethod(config="FirstBlockCacheConfig", per_pass=True),
     "taylorseer": CacheMethod(config="TaylorSeerCacheConfig", per_pass=True),
-    "mag": CacheMethod(config="MagCacheConfig"),
+    "mag_cache": CacheMethod(config="MagCacheConfig"),
     # its other mode expects both passes in one batch, which no pipeline with named passes does
     "faster": CacheMethod(config="FasterCacheConfig", presets={"is_guidance_distilled": True}),
     "pab": CacheMethod(config="PyramidAttentionBroadcastConfig", presets={"spatial_attention_block_skip_range": 2}),
-    "sea": CacheMethod(config="SeaCacheConfig", per_pass=True, needs_place=True, of_whole=True),
+    "sea_cache": CacheMethod(config="SeaCacheConfig", per_pass=True, needs_place=True, of_whole=True),
     "text_kv": CacheMethod(config="TextKVCacheConfig"),
 }
 

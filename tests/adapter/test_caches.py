@@ -20,10 +20,10 @@ RATIOS = [1.0] * 6
 WORKING = [
     ("flux", "first_block", {"threshold": 10.0}),
     ("flux", "taylorseer", {"cache_interval": 2, "disable_cache_before_step": 1, "taylor_factors_dtype": None}),
-    ("flux", "mag", {"mag_ratios": RATIOS, "retention_ratio": 0.1, "threshold": 1.0}),
+    ("flux", "mag_cache", {"mag_ratios": RATIOS, "retention_ratio": 0.1, "threshold": 1.0}),
     ("flux", "pab", {"spatial_attention_timestep_skip_range": [0, 1000]}),
     ("wan_t2v", "first_block", {"threshold": 10.0}),
-    ("wan_t2v", "mag", {"mag_ratios": RATIOS, "retention_ratio": 0.1, "threshold": 1.0}),
+    ("wan_t2v", "mag_cache", {"mag_ratios": RATIOS, "retention_ratio": 0.1, "threshold": 1.0}),
     ("qwen_image", "first_block", {"threshold": 10.0}),
 ]
 
@@ -60,18 +60,18 @@ def test_a_cache_skips_work_and_forgets_between_requests(name, cache, config, lo
         ("stable_diffusion", "first_block", {}, "UNet2DConditionModel supports no cache"),
         ("wan_t2v", "pab", {}, "mixes up the two passes"),
         ("wan_v2v", "pab", {}, "mixes up the two passes"),
-        ("wan_v2v", "mag", {"mag_ratios": RATIOS}, "mixes up the two passes"),
+        ("wan_v2v", "mag_cache", {"mag_ratios": RATIOS}, "mixes up the two passes"),
         ("hunyuan_video15", "pab", {}, "mixes up the two passes"),
         ("hunyuan_video15", "faster", {}, "mixes up the two passes"),
         ("wan_t2v", "taylorseer", {}, "finds no block"),
-        ("flux", "sea", {}, "does not tell it the step"),
+        ("flux", "sea_cache", {}, "does not tell it the step"),
         ("ovis_image", "first_block", {}, "does not work on OvisImageTransformer2DModel: Model class"),
-        ("hunyuan_video15", "mag", {"mag_ratios": RATIOS}, "does not work on HunyuanVideo15Transformer3DModel"),
+        ("hunyuan_video15", "mag_cache", {"mag_ratios": RATIOS}, "does not work on HunyuanVideo15Transformer3DModel"),
         ("hunyuan_video15", "first_block", {}, "does not work on HunyuanVideo15Transformer3DModel"),
         ("flux", "text_kv", {}, "finds no block"),
         ("flux", "teacache", {}, "expected one of first_block"),
         ("flux", "first_block", {"treshold": 1}, "takes no treshold; it takes threshold"),
-        ("flux", "mag", {}, "mag_ratios"),
+        ("flux", "mag_cache", {}, "mag_ratios"),
         ("flux", "faster", {"is_guidance_distilled": False}, "is_guidance_distilled"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_second_prediction_that_the_request_does_not_name_is_refused_too(load)
 )
 def test_a_cache_is_sized_by_the_steps_that_run(name, asked, steps, load):
     config = {"mag_ratios": RATIOS, "retention_ratio": 0.1, "threshold": 1.0}
-    adapter = load(name, cache_backend="mag", cache_config=config)
+    adapter = load(name, cache_backend="mag_cache", cache_config=config)
     second_order = name == "wan_single"
     if second_order:
         adapter.pipeline.scheduler = FlowMatchHeunDiscreteScheduler()
@@ -149,7 +149,7 @@ def calls_of(denoiser, passes):
 def test_a_cache_is_sized_for_each_expert_by_the_steps_that_it_takes(name, boundary, asked, load):
     config = {"mag_ratios": RATIOS, "retention_ratio": 0.1, "threshold": 1.0}
     settings = {} if boundary is None else {"boundary_ratio": boundary}
-    adapter = load(name, cache_backend="mag", cache_config=config, **settings)
+    adapter = load(name, cache_backend="mag_cache", cache_config=config, **settings)
     experts = (adapter.pipeline.transformer, adapter.pipeline.transformer_2)
     counted = [calls_of(expert, ("cond", "uncond")) for expert in experts]
     adapter.run(**{**SHORT, **asked})
@@ -167,7 +167,7 @@ def test_experts_have_ratios_of_their_own_and_give_what_diffusers_gives(load, ti
     high, low, rest = [1.0, 0.9, 1.1], [1.0, 1.02, 0.97, 1.0], {"retention_ratio": 0.1, "threshold": 0.3}
     asked = {**SHORT, "steps": 8, "negative_prompt": "static", "seeds": (3,)}
     for ratios in ([high, low], high):
-        adapter = load("wan_t2v", cache_backend="mag", cache_config={"mag_ratios": ratios, **rest})
+        adapter = load("wan_t2v", cache_backend="mag_cache", cache_config={"mag_ratios": ratios, **rest})
         ran = adapter.run(**asked)
         pipeline = WanPipeline.from_pretrained(tiny("wan_t2v"), local_files_only=True)
         same_memory(pipeline, adapter.pipeline)
@@ -192,12 +192,12 @@ def test_experts_have_ratios_of_their_own_and_give_what_diffusers_gives(load, ti
     usual = load("wan_t2v").run(**asked)
     assert not equal(ran.output, usual.output), "the cache skipped nothing"
     with pytest.raises(ConfigError, match="a list for each; there are 2, got 3") as caught:
-        load("wan_t2v", cache_backend="mag", cache_config={"mag_ratios": [high, low, low]})
+        load("wan_t2v", cache_backend="mag_cache", cache_config={"mag_ratios": [high, low, low]})
     assert refused(caught.value) == {"cache_config"}
 
 
 def test_calibration_prints_the_ratios_of_each_expert(load, capsys):
-    adapter = load("wan_t2v", cache_backend="mag", cache_config={"calibrate": True})
+    adapter = load("wan_t2v", cache_backend="mag_cache", cache_config={"calibrate": True})
     adapter.run(**{**SHORT, "steps": 8})
     sizes = [config.num_inference_steps for config in adapter.runner._cache._configs]
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[1.0")]

@@ -46,7 +46,7 @@ def cached(name: str, kind: str, asked: Mapping[str, Any] = SMALL, **config: Any
         made = getattr(diffusers, KINDS[kind].config)
         if "current_timestep_callback" in {field.name for field in dataclasses.fields(made)}:
             values["current_timestep_callback"] = lambda: pipeline.current_timestep
-        if kind == "mag":
+        if kind == "mag_cache":
             values["num_inference_steps"] = STEPS
         for field, value in values.items():
             values[field] = tuple(value) if "range" in field and isinstance(value, list) else value
@@ -74,15 +74,15 @@ CASES: Mapping[str, Case] = {
     "taylorseer": cached(
         "flux", "taylorseer", cache_interval=2, disable_cache_before_step=1, taylor_factors_dtype=None
     ),
-    "mag": cached("flux", "mag", mag_ratios=RATIOS, retention_ratio=0.1, threshold=1.0),
-    "mag, guided": cached("wan_single", "mag", SHORT, mag_ratios=RATIOS, retention_ratio=0.1, threshold=1.0),
+    "mag": cached("flux", "mag_cache", mag_ratios=RATIOS, retention_ratio=0.1, threshold=1.0),
+    "mag, guided": cached("wan_single", "mag_cache", SHORT, mag_ratios=RATIOS, retention_ratio=0.1, threshold=1.0),
     "pab": cached("flux", "pab", spatial_attention_timestep_skip_range=WHOLE),
     "faster": cached(
         "flux", "faster", spatial_attention_block_skip_range=2, spatial_attention_timestep_skip_range=WHOLE
     ),
-    "sea": cached("wan_single", "sea", SHORT, threshold=10.0),
-    "sea, two experts": cached("wan_t2v", "sea", SHORT, threshold=10.0),
-    "sea, omni": cached("cosmos3", "sea", SHORT, threshold=10.0),
+    "sea": cached("wan_single", "sea_cache", SHORT, threshold=10.0),
+    "sea, two experts": cached("wan_t2v", "sea_cache", SHORT, threshold=10.0),
+    "sea, omni": cached("cosmos3", "sea_cache", SHORT, threshold=10.0),
     "boundary ratio": Case("wan_t2v", {"boundary_ratio": 0.3}, SHORT, load={"boundary_ratio": 0.3}),
     "flow shift": Case("wan_t2v", {"flow_shift": 8.0}, SHORT, change=shifted),
     "VAE in parts": Case(

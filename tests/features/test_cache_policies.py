@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from omni_grpc.config import DIFFUSERS_CACHES, NATIVE_CACHES, EngineConfig
+from omni_grpc.config.sections import CACHE_ALIASES
 from omni_grpc.features.step_cache.memory import forecast
 from omni_grpc.features.step_cache.policies import policy_of
 from omni_grpc.features.step_cache.spectrum import filtered
@@ -361,6 +363,15 @@ def test_few_steps_have_masks_of_their_own_or_none() -> None:
     for steps in (1, 2, 3, 5, 7):
         with pytest.raises(ValueError, match=f"no step mask for {steps} steps; there is one for 4, 6, and from 8 on"):
             steps_mask("slow", steps)
+
+
+def test_names_of_peers_are_taken_for_methods() -> None:
+    known = {*NATIVE_CACHES, *DIFFUSERS_CACHES}
+    assert len(known) == len(NATIVE_CACHES) + len(DIFFUSERS_CACHES) - 3, "what both have is called the same"
+    for alias, name in CACHE_ALIASES.items():
+        cache = EngineConfig.from_settings(cache_backend=alias).cache
+        assert cache is not None
+        assert (cache.cache_backend, alias in known, name in known) == (name, False, True)
 
 
 def test_every_record_is_used() -> None:
