@@ -19,6 +19,7 @@ from omni_grpc.config import EngineConfig, Option, model_of, options
 from omni_grpc.config.flags import SettingsParser
 from omni_grpc.config.settings import ALWAYS
 from omni_grpc.omni import Generation, Omni
+from omni_grpc.types.cache_choice import Choice, cache_choice
 from omni_grpc.types.errors import OmniError
 from omni_grpc.types.json_text import read_json
 from omni_grpc.types.library_logs import quiet_libraries
@@ -28,6 +29,7 @@ from omni_grpc.types.parameters import Parameters
 from omni_grpc.types.request_options import (
     ALL,
     AUDIO,
+    CACHE,
     EDIT,
     EXCLUSIVE,
     EXTRA,
@@ -346,6 +348,12 @@ def _adapter(text: str) -> tuple[str, float]:
     raise argparse.ArgumentTypeError(f"{text!r} is not NAME or NAME=SCALE, for example sketch=0.8")
 
 
+def _cache(text: str) -> Choice:
+    with contextlib.suppress(TypeError, ValueError):
+        return cache_choice(read_json(text) if text.startswith("{") else text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not {CACHE.expected}, as JSON")
+
+
 def _seeds(text: str) -> tuple[int, ...]:
     with contextlib.suppress(ValueError):
         return tuple(int(part) for part in text.split(","))
@@ -384,6 +392,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "FRACTION": {"type": float, "metavar": "X"},
     "SECONDS": {"type": float, "metavar": "S"},
     "LORAS": {"type": _adapter, "metavar": "NAME[=SCALE]", "action": "append"},
+    "CACHE": {"type": _cache, "metavar": "CACHE"},
     "EXTRA": {"type": _extra, "metavar": "NAME=JSON", "action": "append"},
     "LABELS": {"type": label, "metavar": "KEY=VALUE", "action": "append"},
     "MEDIA": {"type": Path, "metavar": "FILE"},

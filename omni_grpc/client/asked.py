@@ -18,6 +18,7 @@ from omni_grpc.v1.generation_pb2 import (
     GenerateVideoRequest,
 )
 from omni_grpc.v1.media_pb2 import MediaInput
+from omni_grpc.wire.cache_choice import read_choice
 
 KINDS: Mapping[type[Message], str] = {
     GenerateImageRequest: IMAGE,
@@ -71,6 +72,8 @@ def _value(request: Message, option: RequestOption) -> Any:
             return MessageToDict(value)
         case "LORAS":
             return {joined(lora.lora_id, lora.target): lora.scale for lora in value}
+        case "CACHE":
+            return read_choice(value)
         case "CHOICE":
             names = field.enum_type.values_by_number
             return names[value].name.removeprefix(names[0].name.removesuffix("UNSPECIFIED"))

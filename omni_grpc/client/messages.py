@@ -13,6 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from omni_grpc.client.media import MediaSource, media_input, media_inputs
 from omni_grpc.client.options import AudioOptions, EditOptions, ImageOptions, VideoOptions
 from omni_grpc.client.pictures import NotMedia
+from omni_grpc.types.cache_choice import Choice
 from omni_grpc.types.errors import FailedPrecondition, InvalidArgument, Violation
 from omni_grpc.types.lora import split
 from omni_grpc.types.request_options import (
@@ -36,6 +37,7 @@ from omni_grpc.v1.generation_pb2 import (
 )
 from omni_grpc.v1.job_pb2 import ListJobsRequest
 from omni_grpc.v1.model_pb2 import Model
+from omni_grpc.wire.cache_choice import write_cache
 
 PAGE, MAX_PAGE = 100, 1000
 """Jobs that are asked for at once, where a caller waits for the first ones and where for all."""
@@ -190,6 +192,10 @@ def _put_loras(message: Any, name: str, value: Mapping[str, float]) -> None:
         getattr(message, name).add(lora_id=lora_id, target=target, scale=scale)
 
 
+def _put_cache(message: Any, name: str, value: Choice) -> None:
+    write_cache(getattr(message, name), value)
+
+
 def _put_seconds(message: Any, name: str, value: float) -> None:
     getattr(message, name).FromTimedelta(datetime.timedelta(seconds=value))
 
@@ -202,6 +208,7 @@ _PUT: Mapping[str, Callable[[Any, str, Any], None]] = {
     "MEDIA": _put_media,
     "MEDIA_LIST": _put_several,
     "LORAS": _put_loras,
+    "CACHE": _put_cache,
     "SECONDS": _put_seconds,
 }
 """How values are put into a message that are not just set, by the name of their type."""

@@ -56,6 +56,9 @@ class Sampling(TypedDict, total=False):
     preset. Not given: the model's default one, if it has one."""
     loras: Mapping[str, float] | None
     """LoRA adapters, by NAME or NAME@COMPONENT, with scales."""
+    cache: str | Mapping[str, Mapping[str, Any]] | None
+    """Step cache: off, a quality (near_lossless, balanced, fast), a method, or {method: {field: value}}. Not given: the
+    server's own."""
     extra: Mapping[str, Any] | None
     """Parameters of this one model, by name."""
     embed_parameters: bool | None

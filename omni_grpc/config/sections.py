@@ -31,25 +31,15 @@ from omni_grpc.config.service_sections import (
     WebhooksConfig,
 )
 from omni_grpc.config.traces import TracesConfig
+from omni_grpc.types.cache_fields import ALIASES
 from omni_grpc.types.errors import ConfigError, Violation
 
 BUNDLED = Path(__file__).resolve().parents[1] / "demo"
 """The checkpoint that comes with the package: the default model."""
 
 NATIVE_CACHES = ("tea_cache", "first_block", "cache_dit", "mag_cache", "sea_cache")
-DIFFUSERS_CACHES = ("first_block", "taylorseer", "mag_cache", "faster", "pab", "sea_cache", "text_kv")
+DIFFUSERS_CACHES = ("first_block", "mag_cache", "sea_cache", "taylorseer", "faster", "pab", "text_kv")
 """Values of --cache-backend, by what runs the model."""
-CACHE_ALIASES = {
-    "teacache": "tea_cache",
-    "fbcache": "first_block",
-    "first_block_cache": "first_block",
-    "dbcache": "cache_dit",
-    "mag": "mag_cache",
-    "magcache": "mag_cache",
-    "sea": "sea_cache",
-    "seacache": "sea_cache",
-}
-"""Other names that are taken for them: of peers, of papers, and of version 0.1."""
 QUANTIZATIONS = ("fp8", "int8", "gguf")
 
 
@@ -168,7 +158,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         if self.cache_backend is not None:
-            object.__setattr__(self, "cache_backend", CACHE_ALIASES.get(self.cache_backend, self.cache_backend))
+            object.__setattr__(self, "cache_backend", ALIASES.get(self.cache_backend, self.cache_backend))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

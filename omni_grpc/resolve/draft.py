@@ -8,11 +8,13 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from omni_grpc.types.cache_choice import cache_draft, chosen
 from omni_grpc.types.lora import Lora, joined, split
 from omni_grpc.types.media import Modality
 from omni_grpc.types.request import Draft, GuidanceDraft, Task
 from omni_grpc.types.request_options import (
     AUDIO,
+    CACHE,
     EDIT,
     IMAGE,
     LORAS,
@@ -23,6 +25,7 @@ from omni_grpc.types.request_options import (
     options_of,
 )
 from omni_grpc.types.requested import Requested
+from omni_grpc.types.step_cache import CacheDraft
 
 Refuse = Callable[[str, str], None]
 """Records a field that is refused, by its path in the API, and why."""
@@ -32,11 +35,11 @@ def make_draft(kind: str, model: str, prompt: str, task: Task, given: Mapping[st
     """The draft that the options of a request describe, without its media.
 
     `given` maps option names to values as `request_options.normalized` gives them; `loras` may be a sequence of Lora
-    too, and `preview` and `cache` are taken as they are.
+    too, `cache` a CacheDraft, and `preview` is taken as it is.
     """
     for paths, fault in exclusive_faults(kind, given).items():
         refuse(paths, fault)
-    fields: dict[str, Any] = {name: given[name] for name in ("preview", "cache") if name in given}
+    fields: dict[str, Any] = {"preview": given["preview"]} if "preview" in given else {}
     guidance: dict[str, Any] = {}
     for option in options_of(kind):
         parent, _, field = option.draft.rpartition(".")
@@ -63,6 +66,8 @@ def requested(draft: Draft, model: str) -> Requested:
             continue
         if option.type is LORAS:
             value = {joined(lora.lora_id, lora.target): lora.scale for lora in value}
+        if option.type is CACHE:
+            value = chosen(value)
         # as JSON has them
         value = list(value) if isinstance(value, tuple) else value
         options[option.name] = value.value if isinstance(value, enum.Enum) else value
@@ -81,6 +86,8 @@ def _drafted(name: str, value: Any) -> Any:
     match name:
         case "seed":
             return (value,)
+        case "cache" if value is not None and not isinstance(value, CacheDraft):
+            return cache_draft(value)
         case "loras" if isinstance(value, Mapping):
             asked = ((split(name), scale) for name, scale in value.items())
             return tuple(Lora(lora_id=lora_id, target=target, scale=scale) for (lora_id, target), scale in asked)

@@ -19,6 +19,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from omni_grpc.gate.refusals import Refusals
 from omni_grpc.types.lora import Lora
 from omni_grpc.types.request_options import (
+    CACHE,
     EXTRA,
     LORAS,
     MEDIA,
@@ -82,10 +83,10 @@ class Reader(Refusals):
         return known.seconds(value)
 
     def options(self, request: Any, kind: str) -> dict[str, Any]:
-        """The options of a generation that are set, by name; neither its media nor what belongs to the job alone."""
+        """The options of a generation that are set, by name: not its media, its cache, and what is of the job alone."""
         found = {}
         for option in options_of(kind):
-            if option.needs_server or option.name == "task" or option.type in (MEDIA, MEDIA_LIST):
+            if option.needs_server or option.name == "task" or option.type in (CACHE, MEDIA, MEDIA_LIST):
                 continue
             if (value := self._option(request, option)) is not None:
                 found[option.name] = value

@@ -17,6 +17,7 @@ from omni_grpc.types.requested import Traits, traits
 from omni_grpc.types.step_cache import CacheDraft, CacheQuality
 from omni_grpc.types.written import written
 from omni_grpc.v1 import event_pb2, generation_pb2, media_pb2, options_pb2, sampling_pb2
+from omni_grpc.wire.cache_choice import read_cache
 
 NAMES: Mapping[str, str] = {"reference": "audio"}
 """Fields of requests whose name in Inputs is another."""
@@ -102,20 +103,11 @@ def _cache(options: sampling_pb2.CacheOptions, reader: Reader) -> CacheDraft | N
     """None where nothing is chosen."""
     kind = options.WhichOneof("kind")
     quality = reader.choice("sampling.cache.quality", sampling_pb2.CacheQuality, options.quality, QUALITIES)
-    if kind is None:
-        return None if quality is None else CacheDraft(quality=quality)
-    if quality is not None:
+    if kind is not None and quality is not None:
         reader.refuse(
             "sampling.cache.quality", f"chooses the method itself; leave out {kind}, or leave out the quality"
         )
-    if kind == "off":
-        return CacheDraft(off=True)
-    given = {field.name: value for field, value in getattr(options, kind).ListFields()}
-    plain = (bool, int, float, str)
-    return CacheDraft(
-        method=kind,
-        given={name: value if isinstance(value, plain) else tuple(value) for name, value in given.items()},
-    )
+    return read_cache(options)
 
 
 def _check_sound(request: generation_pb2.GenerateVideoRequest, task: Task, reader: Reader) -> None:

@@ -130,6 +130,18 @@ FIELDS: Mapping[str, Mapping[str, CacheField]] = {
 }
 """Method -> field -> its rule."""
 
+ALIASES: Mapping[str, str] = {
+    "teacache": "tea_cache",
+    "fbcache": "first_block",
+    "first_block_cache": "first_block",
+    "dbcache": "cache_dit",
+    "mag": "mag_cache",
+    "magcache": "mag_cache",
+    "sea": "sea_cache",
+    "seacache": "sea_cache",
+}
+"""Other names of methods: of peers, of papers, and of version 0.1."""
+
 PEERS: Mapping[str, Mapping[str, str]] = {
     "cache_dit": {"Fn_compute_blocks": "fn_compute_blocks", "Bn_compute_blocks": "bn_compute_blocks"},
     "mag_cache": {

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from omni_grpc.types.cache_choice import EXPECTED, cache_choice
 from omni_grpc.types.media import AudioFormat, ImageFormat, VideoFormat
 from omni_grpc.types.request import MAX_SEED, GuidanceNorm, RestartPolicy, Task
 from omni_grpc.types.step_cache import METHODS
@@ -151,6 +152,9 @@ LORAS = ValueType(
 )
 EXTRA = ValueType(
     name="EXTRA", annotation="Mapping[str, Any]", expected="a mapping of names to JSON values", normalize=_mapping
+)
+CACHE = ValueType(
+    name="CACHE", annotation="str | Mapping[str, Mapping[str, Any]]", expected=EXPECTED, normalize=cache_choice
 )
 LABELS = ValueType(
     name="LABELS", annotation="Mapping[str, str]", expected="a mapping of strings to strings", normalize=_labels
@@ -289,6 +293,12 @@ OPTIONS: tuple[RequestOption, ...] = (
         "preset. Not given: the model's default one, if it has one.",
     ),
     _sampling("loras", LORAS, "LoRA adapters, by NAME or NAME@COMPONENT, with scales.", flags=("--adapter",)),
+    _sampling(
+        "cache",
+        CACHE,
+        "Step cache: off, a quality (near_lossless, balanced, fast), a method, or {method: {field: value}}. Not given: "
+        "the server's own.",
+    ),
     _sampling("extra", EXTRA, "Parameters of this one model, by name."),
     _own("width", COUNT, "Width in pixels.", *PICTURES),
     _own("height", COUNT, "Height in pixels.", *PICTURES),
@@ -402,9 +412,9 @@ def options_of(kind: str) -> Iterator[RequestOption]:
 
 def served_paths(kind: str) -> frozenset[str]:
     """The fields of one kind of request that are served; any other field that is set is refused by name."""
-    return frozenset(
-        [option.path for option in options_of(kind)] + [path for path, of in API_ONLY.items() if kind in of]
-    )
+    # of a cache, each field is served by itself
+    paths = [option.path for option in options_of(kind) if option.type is not CACHE]
+    return frozenset(paths + [path for path, of in API_ONLY.items() if kind in of])
 
 
 def checked_names(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ BUILD: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 VALUES: dict[str, Any] = {
     "TEXT": "text", "COUNT": 3, "SEED": 2**53 - 1, "SEEDS": [1, 2], "NUMBER": 0.1, "FRACTION": 0.25, "SECONDS": 1.5,
-    "NUMBERS": [1.0, 0.5],
+    "NUMBERS": [1.0, 0.5], "CACHE": {"cache_dit": {"max_warmup_steps": 2, "scm_steps_mask": [True, False]}},
     "LORAS": {"sketch": 0.8}, "EXTRA": {"a": [1, None, {"b": "c"}]}, "MEDIA": b"bytes", "MEDIA_LIST": [b"one", b"two"],
 }  # fmt: skip
 OTHERS = {"seeds": "seed", "end": "duration", "duration": "num_frames"}

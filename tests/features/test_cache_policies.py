@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.config import DIFFUSERS_CACHES, NATIVE_CACHES, EngineConfig
-from omni_grpc.config.sections import CACHE_ALIASES
 from omni_grpc.features.step_cache.memory import forecast
 from omni_grpc.features.step_cache.policies import policy_of
 from omni_grpc.features.step_cache.spectrum import filtered
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.state import COND, UNCOND, Conditioning, State, Tables
-from omni_grpc.types.cache_fields import FIELDS
+from omni_grpc.types.cache_fields import ALIASES, FIELDS
 from omni_grpc.types.step_cache import METHODS, DbCache, FirstBlockCache, MagCache, RequestCache, SeaCache, TeaCache
 from omni_grpc.types.step_masks import MASKS, SHORT, steps_mask
 from tests.features.test_step_cache import Adds, cached, state
@@ -368,7 +367,7 @@ def test_few_steps_have_masks_of_their_own_or_none() -> None:
 def test_names_of_peers_are_taken_for_methods() -> None:
     known = {*NATIVE_CACHES, *DIFFUSERS_CACHES}
     assert len(known) == len(NATIVE_CACHES) + len(DIFFUSERS_CACHES) - 3, "what both have is called the same"
-    for alias, name in CACHE_ALIASES.items():
+    for alias, name in ALIASES.items():
         cache = EngineConfig.from_settings(cache_backend=alias).cache
         assert cache is not None
         assert (cache.cache_backend, alias in known, name in known) == (name, False, True)

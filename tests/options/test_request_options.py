@@ -39,7 +39,7 @@ MESSAGES = {
     VIDEO: generation_pb2.GenerateVideoRequest,
     AUDIO: generation_pb2.GenerateAudioRequest,
 }
-BY_HAND = {"model", "prompt", "task", "guidance", "inputs", "preview", "cache", "input_traits", "scheduler_config"}
+BY_HAND = {"model", "prompt", "task", "guidance", "inputs", "preview", "input_traits", "scheduler_config"}
 """Fields of a Draft that are no option by themselves: who makes a draft gives them."""
 
 

@@ -14,6 +14,7 @@ from omni_grpc.types.spec import GuidanceKind
 from omni_grpc.v1 import sampling_pb2
 from omni_grpc.web.openai.body import File
 from omni_grpc.web.openai.reading import Field, Fields, Reading, plain, shown, typed
+from omni_grpc.wire.cache_choice import write_cache
 
 MAX_PARTIAL_IMAGES = 3
 """As OpenAI has it."""
@@ -121,8 +122,17 @@ def _teacache(reading: Reading, name: str, value: Any) -> None:
 
 
 def _cache_dit(reading: Reading, name: str, value: Any) -> None:
-    if plain(value) and reading.named("sampling.cache", name):
-        reading.message.sampling.cache.cache_dit.SetInParent()
+    if value := plain(value):
+        _cache(reading, name, {"cache_dit": value})
+
+
+def _cache(reading: Reading, name: str, value: Any) -> None:
+    try:
+        choice = typed(options.CACHE, plain(value))
+        if reading.named("sampling.cache", name):
+            write_cache(reading.message.sampling.cache, choice)
+    except (TypeError, ValueError):
+        reading.refuse(name, f"is {shown(value)}, expected {options.CACHE.expected}")
 
 
 def _label(reading: Reading, name: str, value: Any) -> None:
@@ -233,6 +243,8 @@ def _own(kind: str, *, without: Iterable[str] = NOT_OURS) -> Fields:
             found[option.name] = _media(option.path)
         elif option.type is options.EXTRA:
             found[option.name] = Field(take=_extra)
+        elif option.type is options.CACHE:
+            found[option.name] = Field(take=_cache)
         else:
             found[option.name] = Field(path=option.path)
     return found
