@@ -18,7 +18,7 @@ from omni_grpc.cli.calibrate.sweep import Point
 from omni_grpc.cli.main import main
 from omni_grpc.config import EngineConfig
 from omni_grpc.config.sections import BUNDLED
-from omni_grpc.feature_rules.step_cache import offer
+from omni_grpc.feature_rules.step_cache import QUALITIES, offer
 from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.step_cache import CacheDraft, CacheQuality, MagCache, Observation, SeaCache
 
@@ -140,7 +140,6 @@ def test_a_file_of_settings_is_read_behind_an_at_sign(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "field", "why"),
     [
-        ({"cache_backend": "mag_cache"}, "cache_backend", "needs the magnitude ratios"),
         ({"cache_backend": "sea_cache", "cache_quality": "fast"}, "cache_quality", "chooses the method itself"),
         ({"cache_quality": "fast"}, "cache_quality", "needs --cache-backend"),
         ({"cache_config": {"threshold": 1}}, "cache_config", "needs --cache-backend"),
@@ -164,6 +163,29 @@ def test_what_a_server_cannot_do_stops_its_start(settings: dict[str, Any], field
     with pytest.raises(ConfigError) as caught:
         Omni(**settings, **LOCAL)
     assert [(violation.field, why in violation.description) for violation in caught.value.violations] == [(field, True)]
+
+
+def test_ratios_that_are_not_known_stop_the_start(tiny_qwen_image: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Omni(str(tiny_qwen_image), cache_backend="mag_cache", **LOCAL)
+    ((field, why),) = ((violation.field, violation.description) for violation in caught.value.violations)
+    assert field == "cache_backend"
+    assert "needs the magnitude ratios" in why
+
+
+def test_the_bundled_model_comes_with_its_own() -> None:
+    found = offer(EngineConfig.from_settings(model=str(BUNDLED), cache_backend="auto"), open_checkpoint(BUNDLED))
+    assert found is not None
+    assert found.qualities.keys() == set(CacheQuality)
+    assert all(found.qualities[quality] != QUALITIES[quality] for quality in CacheQuality)
+    mag = found.complete(CacheDraft(method="mag_cache"), 20)
+    assert isinstance(mag, MagCache)
+    assert len(mag.ratios) == 20
+    with Omni(cache_backend="auto", cache_quality="balanced", **LOCAL) as omni:
+        made = omni.generate("a red circle", width=64, height=64, seed=1)
+    (count,) = made.stats.cache
+    assert count.method == next(iter(found.qualities[CacheQuality.BALANCED]))
+    assert count.blocks_run < count.blocks / 2
 
 
 # --- what a request gets ----------------------------------------------------------------------------------------------
