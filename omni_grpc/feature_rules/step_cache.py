@@ -8,7 +8,7 @@ from typing import Any
 
 from omni_grpc.config import DIFFUSERS_CACHES, NATIVE_CACHES, CacheConfig, EngineConfig
 from omni_grpc.feature_rules.base import Faults, FeatureRules, Variants, is_native
-from omni_grpc.types.cache_fields import FIELDS, MOST_RESIDUALS, from_peers
+from omni_grpc.types.cache_fields import FIELDS, MOST_RESIDUALS, from_peers, none_left
 from omni_grpc.types.diffusers_spec import OPAQUE_FAMILY
 from omni_grpc.types.spec import Checkpoint, ModelSpec
 from omni_grpc.types.step_cache import CALIBRATE, METHODS, CacheDraft, CacheQuality, Calibration, RequestCache
@@ -88,8 +88,10 @@ class CacheOffer:
         assert found is not None
         return found
 
-    def faults(self, draft: CacheDraft | None, steps: int) -> Iterator[tuple[str, str]]:
-        """What is wrong with the cache of a request: (method.field, why)."""
+    def faults(self, draft: CacheDraft | None, steps: int, blocks: int) -> Iterator[tuple[str, str]]:
+        """What is wrong with the cache of a request: (method.field, why). `blocks`: those that could be skipped; 0:
+        nobody knows yet.
+        """
         method, values = self.asked(draft, steps)
         if not method:
             return
@@ -97,6 +99,8 @@ class CacheOffer:
         yield from ((f"{method}.{name}", why) for name, why in found.items())
         if not found:
             yield from ((f"{method}.{name}", why) for name, why in _step_faults(method, values, steps))
+            if why := none_left(method, values, blocks):
+                yield f"{method}.fn_compute_blocks", why
 
 
 def field_faults(method: str, given: Values) -> dict[str, str]:

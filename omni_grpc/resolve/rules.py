@@ -350,7 +350,7 @@ def _cache_field(method: str, field: str) -> Callable[[Draft, ServingFacts], str
         steps = len(draft.sigmas) or draft.steps or facts.checkpoint.defaults.steps
         if facts.cache is None or facts.cache.asked(draft.cache, steps)[0] != method:
             return ""
-        return dict(facts.cache.faults(draft.cache, steps)).get(f"{method}.{field}", "")
+        return dict(facts.cache.faults(draft.cache, steps, facts.found.cached_blocks)).get(f"{method}.{field}", "")
 
     return rule
 

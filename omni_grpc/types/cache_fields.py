@@ -160,6 +160,19 @@ PEERS: Mapping[str, Mapping[str, str]] = {
 """Method -> names that cache-dit and vLLM-Omni have for a field -> ours."""
 
 
+def none_left(method: str, values: Mapping[str, Any], blocks: int) -> str:
+    """What is wrong with fn_compute_blocks where values leave none of so many blocks to skip, or ""."""
+    if method != "cache_dit":
+        return ""
+    head, tail = values["fn_compute_blocks"], values["bn_compute_blocks"]
+    if not 0 < blocks <= head + tail:
+        return ""
+    return (
+        f"is {head}, and with bn_compute_blocks {tail} all {blocks} blocks of the model always run, so that nothing is "
+        f"reused; together they are at most {blocks - 1}"
+    )
+
+
 def from_peers(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a method with our names. cache-dit's `enable_taylorseer` is an order of 1 where no order is given,
     and of 0 where it is off; its -1 for no limit is 0.

@@ -33,12 +33,14 @@ class WorkerFindings(ModelExecution):
     step cache that every request runs under, if there is one (`fixed_cache`).
 
     Adapters come and go while a worker lives: what it reports of them (plan.OfAdapter) changes these findings.
-    `lora_merged_cache` is the room for weights with adapters merged into them, in bytes.
+    `lora_merged_cache` is the room for weights with adapters merged into them, in bytes. `cached_blocks`: the blocks
+    that step caches may skip, of the denoiser that has the fewest; 0 without such caches.
     """
 
     loras: tuple[Adapter, ...] = ()
     fixed_cache: FixedCache | None = None
     lora_merged_cache: int = 0
+    cached_blocks: int = 0
 
     def with_adapter(self, adapter: Adapter) -> Self:
         """The findings with another adapter, or with the newer record of one."""

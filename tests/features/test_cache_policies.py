@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from omni_grpc.config import DIFFUSERS_CACHES, NATIVE_CACHES, EngineConfig
+from omni_grpc.config import DIFFUSERS_CACHES, NATIVE_CACHES, CacheConfig, EngineConfig
+from omni_grpc.features import Effects
+from omni_grpc.features.step_cache import apply
 from omni_grpc.features.step_cache.memory import forecast
 from omni_grpc.features.step_cache.policies import policy_of
 from omni_grpc.features.step_cache.spectrum import filtered
@@ -18,9 +20,10 @@ from omni_grpc.nn.rows import LayoutCache, Row, Rows
 from omni_grpc.pipeline.patches import Grid
 from omni_grpc.pipeline.state import COND, UNCOND, Conditioning, State, Tables
 from omni_grpc.types.cache_fields import ALIASES, FIELDS
+from omni_grpc.types.errors import ConfigError
 from omni_grpc.types.step_cache import METHODS, DbCache, FirstBlockCache, MagCache, RequestCache, SeaCache, TeaCache
 from omni_grpc.types.step_masks import MASKS, SHORT, steps_mask
-from tests.features.test_step_cache import Adds, cached, state
+from tests.features.test_step_cache import Adds, cached, context, stacked, state
 
 LAYOUTS = LayoutCache("cpu")
 
@@ -164,6 +167,16 @@ def test_too_few_blocks_for_head_and_tail_are_all_run() -> None:
     it = with_cache(made("cache_dit", fn_compute_blocks=1, bn_compute_blocks=1, max_warmup_steps=0), 6)
     assert trace(module, it, 6) == "111111"
     assert it.reports == {}
+
+
+def test_settings_that_leave_no_block_to_skip_stop_the_start() -> None:
+    given = {"Fn_compute_blocks": 2, "Bn_compute_blocks": 1}
+    effects = Effects()
+    with pytest.raises(ConfigError, match="fn_compute_blocks is 2, and with bn_compute_blocks 1 all 3 blocks"):
+        apply(stacked(3), CacheConfig(cache_backend="cache_dit", cache_config=given), context(effects=effects))
+    for blocks in (5, 4, 7):
+        apply(stacked(blocks), CacheConfig(cache_backend="cache_dit", cache_config=given), context(effects=effects))
+    assert effects.found.cached_blocks == 4, "of several denoisers the fewest"
 
 
 # --- forecasts --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from omni_grpc.config import CacheConfig
-from omni_grpc.features import Context
+from omni_grpc.features import Context, Effects
 from omni_grpc.features.step_cache import apply
 from omni_grpc.nn.dual_stream import DualStreamBlock
 from omni_grpc.nn.rows import LayoutCache, Row, Rows
@@ -50,12 +50,20 @@ class Adds(Block):
 
 def cached(*lengths: int, component: str = "transformer", names: tuple[str, ...] = ("stack",)) -> nn.Module:
     """A denoiser with a stack of each length, whose main one has a cache."""
+    module = stacked(*lengths, names=names)
+    apply(module, CacheConfig(), context(component))
+    return module
+
+
+def stacked(*lengths: int, names: tuple[str, ...] = ("stack",)) -> nn.Module:
     module = nn.Module()
     for name, length in zip(names, lengths, strict=True):
         module.add_module(name, Stack(blocks=[Adds() for _ in range(length)]))
-    device, dtype = torch.device("cpu"), torch.float32
-    apply(module, CacheConfig(), Context(component=component, spec=toy_spec(), device=device, dtype=dtype))
     return module
+
+
+def context(component: str = "transformer", **more: Effects) -> Context:
+    return Context(component=component, spec=toy_spec(), device=torch.device("cpu"), dtype=torch.float32, **more)
 
 
 def state(

@@ -242,6 +242,19 @@ async def test_a_request_has_any_method_and_gets_back_what_it_was() -> None:
     assert [(warning.code, warning.applied) for warning in few.warnings] == [("CACHE_OFF", "off")]
 
 
+async def test_a_cache_that_leaves_no_block_to_skip_is_refused() -> None:
+    ready = dataclasses.replace(READY, found=WorkerFindings(cached_blocks=6))
+    async with serving(ready, **CACHE) as service:
+        all_of_them = {"cache_dit": {"fn_compute_blocks": 4, "bn_compute_blocks": 2}}
+        error = await refusal(service.generation.GenerateImage(image(sampling={"cache": all_of_them})))
+        but_one = {"cache_dit": {"fn_compute_blocks": 4, "bn_compute_blocks": 1}}
+        made = await service.finished(sampling={"steps": 20, "cache": but_one})
+    assert error.fields == ["sampling.cache.cache_dit.fn_compute_blocks"]
+    assert "is 4, and with bn_compute_blocks 2 all 6 blocks of the model always run" in error.message
+    assert "at most 5" in error.message
+    assert made.effective.cache.cache_dit.fn_compute_blocks == 4
+
+
 async def test_a_cache_that_the_server_was_not_started_with_is_refused() -> None:
     async with serving() as service:
         asked = image(sampling={"cache": {"tea_cache": {"rel_l1_thresh": 0.1}}})

@@ -24,12 +24,24 @@ from omni_grpc.nn.mesh import Mesh
 from omni_grpc.nn.rows import Rows
 from omni_grpc.nn.stack import Carry, RunBlocks, Stack, convert, main_stack
 from omni_grpc.pipeline.state import State
+from omni_grpc.types.cache_fields import FIELDS, from_peers, none_left
+from omni_grpc.types.errors import ConfigError, Violation
 from omni_grpc.types.step_cache import CacheCount, Observation, method_of, tally
 
 
 def apply(module: nn.Module, config: CacheConfig, context: Context) -> None:
-    """Puts a cache around the main stack. Request.cache says whether it is used, and how."""
+    """Puts a cache around the main stack. Request.cache says whether it is used, and how. Raises ConfigError where the
+    server's own settings leave it nothing to skip.
+    """
     path, stack = main_stack(module)
+    backend, given = config.cache_backend or "", config.cache_config or {}
+    if backend in FIELDS:
+        values = {**{name: field.default for name, field in FIELDS[backend].items()}, **from_peers(backend, given)}
+        if why := none_left(backend, values, len(stack)):
+            why = f"fn_compute_blocks {why}"
+            raise ConfigError(f"cache_config: {why}", violations=(Violation("cache_config", why),))
+    found = context.effects.found.cached_blocks
+    context.effects.report(cached_blocks=min(len(stack), found or len(stack)))
     stack.wrap(StepCache(context.component, path, context.ranks).around)
 
 
