@@ -32,6 +32,7 @@ from omni_grpc.types.lora import Adapter, Lora
 from omni_grpc.types.os_errors import plain
 from omni_grpc.types.plan import LoadAdapter
 from omni_grpc.types.request import Request
+from omni_grpc.types.vitals import AdapterMemory
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +136,11 @@ class Adapters:
     def room(self) -> int:
         """None is kept free for them."""
         return 0
+
+    @property
+    def memory(self) -> tuple[AdapterMemory, ...]:
+        """None is bounded for them."""
+        return ()
 
     def wake(self) -> None:
         """Nothing to do: the adapters are in the modules, and sleep with them."""

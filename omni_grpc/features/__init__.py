@@ -31,6 +31,7 @@ from omni_grpc.types.ranks import Axis
 from omni_grpc.types.request import Request
 from omni_grpc.types.results import RequestWarning
 from omni_grpc.types.spec import ModelSpec
+from omni_grpc.types.vitals import AdapterMemory
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,10 @@ class Adapters(Protocol):
     @property
     def room(self) -> int:
         """Bytes of the device that they may still take."""
+
+    @property
+    def memory(self) -> Sequence[AdapterMemory]:
+        """What they have of each memory that is bounded for them. Asked from any thread."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -283,6 +283,28 @@ LORA_BYTES = _gauge(
     when=LORA,
 )
 
+LORA_CACHE = _gauge(
+    "omni_grpc_lora_cache_bytes",
+    "What adapters have of a memory of a worker: host, device, or merged (weights with adapters merged into them).",
+    *("model", "replica", "rank", "cache"),
+    bound="models x replicas x ranks x 3",
+    when=LORA,
+)
+LORA_CACHE_LIMIT = _gauge(
+    "omni_grpc_lora_cache_limit_bytes",
+    "The most that adapters may have of it (--lora-host-cache, --lora-device-cache, --lora-merged-cache).",
+    *("model", "replica", "rank", "cache"),
+    bound="models x replicas x ranks x 3",
+    when=LORA,
+)
+LORA_EVICTIONS = _counter(
+    "omni_grpc_lora_evictions_total",
+    "Adapters, or merged weights, that made room for others since the model was loaded.",
+    *("model", "replica", "rank", "cache"),
+    bound="models x replicas x ranks x 3",
+    when=LORA,
+)
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 DEVICE_USED = _gauge(
@@ -375,6 +397,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Memory": (
         *(DEVICE_USED, DEVICE_SIZE, WEIGHTS, WORKER_RESIDENT),
         *(SHARED_BLOCKS, SHARED_BYTES, INPUT_BYTES, INPUT_BUDGET),
+        *(LORA_CACHE, LORA_CACHE_LIMIT, LORA_EVICTIONS),
     ),
     "Store": (STORE_BYTES, STORE_BUDGET, STORE_ROWS, STORE_WRITABLE, UNWRITTEN),
     "Watchers and webhooks": (WATCH_LAG, WATCH_EVENTS, COALESCED, WEBHOOK_ATTEMPTS, WEBHOOKS_OWED),

@@ -109,6 +109,10 @@ def _read_vitals(reading: Reading, model: str, replica: str, rank: str, vitals: 
     if vitals.device.startswith("cuda"):
         reading.put(declared.GRAPH_CAPTURES, vitals.graph_captures, model, replica, rank)
         reading.put(declared.GRAPH_REPLAYS, vitals.graph_replays, model, replica, rank)
+    for one in vitals.adapters:
+        reading.put(declared.LORA_CACHE, one.used_bytes, model, replica, rank, one.name)
+        reading.put(declared.LORA_CACHE_LIMIT, one.limit_bytes, model, replica, rank, one.name)
+        reading.put(declared.LORA_EVICTIONS, one.evictions, model, replica, rank, one.name)
     for op, kernel in vitals.kernels:
         reading.put(declared.KERNELS, 1, model, op, kernel)
 

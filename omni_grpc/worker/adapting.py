@@ -15,6 +15,7 @@ from omni_grpc.types.errors import FailedPrecondition, Failure, OperationCancell
 from omni_grpc.types.lora import Adapter
 from omni_grpc.types.plan import AdapterFailed, AdapterLoaded, AdapterUnloaded, LoadAdapter, Ready, Report
 from omni_grpc.types.request import Request
+from omni_grpc.types.vitals import AdapterMemory
 from omni_grpc.worker.failure import failure
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,12 @@ class Adapting:
         """What is being read goes on to its end, and is not told."""
         for lane in (self._loading, self._freeing):
             lane.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def memory(self) -> tuple[AdapterMemory, ...]:
+        """What adapters have of each memory, from any thread; nothing before the model is there."""
+        adapters = self._adapters
+        return () if adapters is None else tuple(adapters.memory)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 

@@ -183,7 +183,7 @@ class Worker:
 
     def vitals(self) -> Vitals:
         """How this process is, from any thread."""
-        return vitals_of(self._device, self._counts)
+        return dataclasses.replace(vitals_of(self._device, self._counts), adapters=self._adapting.memory)
 
     def _sleep(self, level: SleepLevel) -> None:
         began = time.monotonic()

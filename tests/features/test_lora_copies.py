@@ -95,6 +95,7 @@ def test_recordings_of_rows_with_adapters_are_stale_when_a_weight_goes() -> None
         cache.get(key(name), [], lambda: torch.ones(10))
     assert cache.variant(with_it) != before[0]
     assert cache.variant(without) == before[1]
+    assert cache.evictions == 1
 
 
 def test_a_request_needs_copies_of_layers_that_an_adapter_copies_or_two_rescale() -> None:

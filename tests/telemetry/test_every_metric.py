@@ -23,7 +23,7 @@ from omni_grpc.types.errors import Code, Failure
 from omni_grpc.types.findings import WorkerFindings
 from omni_grpc.types.lora import Adapter
 from omni_grpc.types.plan import SharedBytes
-from omni_grpc.types.vitals import Vitals
+from omni_grpc.types.vitals import AdapterMemory, Vitals
 from omni_grpc.v1 import admin_pb2, job_pb2
 from tests.server.fake_executor import READY, FakeExecutor
 from tests.server.service import (
@@ -53,6 +53,7 @@ VITALS = Vitals(
     graph_captures=2,
     graph_replays=70,
     kernels=(("attention", "fa3"), ("gemm_q", "torch")),
+    adapters=(AdapterMemory(name="device", used_bytes=70, limit_bytes=90, evictions=4),),
 )
 SETTINGS = {
     "model": "toy",
@@ -187,6 +188,12 @@ async def test_each_metric_moves(service: Service, monkeypatch: pytest.MonkeyPat
     # the one that was never written ran meanwhile
     assert 15 <= figures.of("omni_grpc_steps_total") <= 18
     assert figures.of("omni_grpc_cuda_graph_replays_total", replica="0", rank="0") == 70
+    cache = {"replica": "0", "rank": "0", "cache": "device"}
+    found = [
+        figures.of(f"omni_grpc_lora_{name}", **cache)
+        for name in ("cache_bytes", "cache_limit_bytes", "evictions_total")
+    ]
+    assert found == [70, 90, 4]
     async with starting(metrics_port=0) as (loading, _):
         loading.executor._deliver(downloading(100))
         later = Seen(loading.server.metrics_address)

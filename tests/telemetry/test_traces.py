@@ -260,18 +260,19 @@ async def test_headers_come_from_a_file_or_from_the_standard_variable(
 
 async def test_a_collector_that_is_not_there_costs_nothing_and_is_told_once(monkeypatch, caplog) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    # so long the exporter tries: more than a busy machine takes for a job that does not wait for it
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "5")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     caplog.set_level(logging.INFO)
     async with serving(otlp_endpoint=f"http://127.0.0.1:{port}") as service:
-        for _ in range(3):
+        for _ in range(2):
             began = time.monotonic()
             await generated(service)
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < 4.0
             await until(lambda: service.server._tracing.dropped)
         began = time.monotonic()
-    assert time.monotonic() - began < 3.5
+    assert time.monotonic() - began < 10.0
     told = [record for record in caplog.records if "spans" in record.getMessage()]
     assert [record.levelname for record in told] == ["WARNING", "WARNING"]
     assert "do not reach" in told[0].getMessage()

@@ -147,6 +147,11 @@ def test_what_was_used_longest_ago_leaves_the_device(
             key for part in it.worker._runner._pipeline.modules() if isinstance(part, LoraLinear) for key in part.parts
         }
         assert parts == {"a@1", "b@1"}, "no layer keeps what has left"
+        told = {one.name: (one.used_bytes, one.limit_bytes, one.evictions) for one in it.worker.vitals().adapters}
+        assert told["host"] == (3 * size, 8 << 30, 0)
+        # c for b, b for a, a for c
+        assert told["device"] == (2 * size, 2 * size + size // 2, 3)
+        assert told["merged"] == (0, 1 << 30, 0)
 
 
 def test_what_is_in_use_or_pinned_stays_and_others_are_refused(

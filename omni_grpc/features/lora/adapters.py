@@ -39,6 +39,7 @@ from omni_grpc.types.load_progress import size_text
 from omni_grpc.types.lora import Adapter, Lora
 from omni_grpc.types.plan import LoadAdapter
 from omni_grpc.types.request import Request
+from omni_grpc.types.vitals import AdapterMemory
 
 logger = logging.getLogger(__name__)
 
@@ -262,6 +263,17 @@ class Adapters:
         """Bytes of the device that adapters, and weights with them merged in, may still take."""
         return max(0, int(self.device.limit) - self.device.used) + self.copies.limit - self.copies.size
 
+    @property
+    def memory(self) -> tuple[AdapterMemory, ...]:
+        """Whole numbers that change beside: from any thread, without waiting."""
+        caches = {"host": self.host, "device": self.device} if self.device.limit < math.inf else {}
+        found = [(name, one.used, int(one.limit), one.evictions) for name, one in caches.items()]
+        found.append(("merged", self.copies.size, self.copies.limit, self.copies.evictions))
+        return tuple(
+            AdapterMemory(name=name, used_bytes=used, limit_bytes=limit, evictions=evictions)
+            for name, used, limit, evictions in found
+        )
+
     # --- parts --------------------------------------------------------------------------------------------------------
 
     def _admit(self, request: Request) -> None:
@@ -304,6 +316,7 @@ class Adapters:
                 raise self._full(entry, "host")
             for key in going:
                 self._leave_host(self._entries[key])
+            self.host.evictions += len(going)
             self._entries.setdefault(entry.key, entry)
             self.host.add(entry.key, entry.nbytes)
         # of a device, the driver pins it; neither holds up who has the lock
@@ -321,6 +334,7 @@ class Adapters:
                 return False
             for key in going:
                 self._leave_device(self._entries[key])
+            self.device.evictions += len(going)
             self.device.add(entry.key, entry.nbytes)
             return True
 

@@ -9,11 +9,13 @@ from collections.abc import Callable
 
 class ByteCache:
     """Keys with their bytes, of which at most `limit` are used, in the order of their use: longest ago first. It keeps
-    the books alone: whoever has the memory frees and fills it.
+    the books alone: whoever has the memory frees and fills it. `used`: the bytes of all keys; `evictions`: how many had
+    to go for others.
     """
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
+        self.used = self.evictions = 0
         self._held: collections.OrderedDict[str, int] = collections.OrderedDict()
 
     def __contains__(self, key: str) -> bool:
@@ -23,11 +25,6 @@ class ByteCache:
     def keys(self) -> tuple[str, ...]:
         return tuple(self._held)
 
-    @property
-    def used(self) -> int:
-        """Bytes of all keys."""
-        return sum(self._held.values())
-
     def touch(self, key: str) -> None:
         """Makes a key the one that was used last."""
         self._held.move_to_end(key)
@@ -35,10 +32,11 @@ class ByteCache:
     def add(self, key: str, nbytes: int) -> None:
         """Counts a key, which is the one that was used last now. Bytes of one that is there are added to."""
         self._held[key] = self._held.get(key, 0) + nbytes
+        self.used += nbytes
         self.touch(key)
 
     def remove(self, key: str) -> None:
-        self._held.pop(key, None)
+        self.used -= self._held.pop(key, 0)
 
     def in_the_way(self, nbytes: int, may_go: Callable[[str], bool]) -> list[str] | None:
         """The keys that have to go so that `nbytes` more fit, longest unused first; None where they do not fit even

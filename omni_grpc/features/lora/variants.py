@@ -27,11 +27,12 @@ class MergedCache:
     """The merged weights of all layers of a model, `limit` bytes at most. A weight whose requests are still running
     stays; what finds no place beside those is merged anew whenever it is used, which takes time and no memory.
 
-    `generation` changes when a weight goes away, so that whoever has kept its address does not use it.
+    `generation` changes when a weight goes away, so that whoever has kept its address does not use it. `evictions`: how
+    many went for others.
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit, self.generation, self.size, self.merges = limit, 0, 0, 0
+        self.limit, self.generation, self.size, self.merges, self.evictions = limit, 0, 0, 0, 0
         self._kept: collections.OrderedDict[Key, Tensor] = collections.OrderedDict()
         self._states: dict[int, weakref.ref[Any]] = {}
         self._numbers = itertools.count()
@@ -108,6 +109,7 @@ class MergedCache:
                 freed += weight.nbytes
                 if self.size - freed + needed <= self.limit:
                     self._drop(idle)
+                    self.evictions += len(idle)
                     return True
         return False
 
