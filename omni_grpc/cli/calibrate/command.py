@@ -135,8 +135,15 @@ def _measure(omni: Omni, drafts: Sequence[Draft], methods: Sequence[str]) -> dic
     chosen = sweep.choose(points)
     for quality, floor in sweep.FLOORS.items():
         best = chosen.get(quality)
-        told = "no setting" if best is None else f"{best.method}, {best.fewer:.2f}x, {best.psnr_median:.1f} dB"
-        print(f"{quality.lower()} (at least {floor:g} dB): {told}")
+        told = (
+            "no setting"
+            if best is None
+            else f"{best.method}, {best.fewer:.2f}x, {best.psnr_median:.1f} dB, {best.psnr_5th:.1f} dB"
+        )
+        print(f"{quality.lower()} (at least {floor.median:g} dB, 5th percentile {floor.worst:g} dB): {told}")
+    for method in methods:
+        if (best := sweep.own(points, method)) is not None:
+            known[method] = {**known.get(method, {}), **best.given}
     qualities = {quality.lower(): {best.method: dict(best.given)} for quality, best in chosen.items()}
     return {
         "steps": len(mag.ratios),

@@ -30,12 +30,26 @@ GRID: Mapping[str, Mapping[str, Sequence[Any]]] = {
 }
 """Method -> field -> the values that are tried, each with each."""
 
-FLOORS: Mapping[CacheQuality, float] = {
-    CacheQuality.NEAR_LOSSLESS: 38.0,
-    CacheQuality.BALANCED: 32.0,
-    CacheQuality.FAST: 26.0,
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Floor:
+    """The least PSNR over the prompts against the same pictures without a cache, in dB: median, 5th percentile."""
+
+    median: float
+    worst: float
+
+    def holds(self, point: Point) -> bool:
+        return point.psnr_median >= self.median and point.psnr_5th >= self.worst
+
+
+FLOORS: Mapping[CacheQuality, Floor] = {
+    CacheQuality.NEAR_LOSSLESS: Floor(38.0, 36.0),
+    CacheQuality.BALANCED: Floor(32.0, 25.0),
+    CacheQuality.FAST: Floor(26.0, 18.0),
 }
-"""Quality -> the least PSNR, in dB: the median over the prompts, against the same pictures without a cache."""
+"""What each quality keeps. The 5th percentile counts because the few pictures that become others cost the accuracy: on
+the bundled model a median of 31 dB went with 5 % fewer correct captions where that of the worst was 18 dB.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +124,16 @@ def choose(points: Sequence[Point]) -> dict[CacheQuality, Point]:
     """For each quality, the setting of the fewest blocks that keeps its PSNR. None where no setting does."""
     chosen = {}
     for quality, floor in FLOORS.items():
-        enough = [each for each in points if each.psnr_median >= floor and each.blocks_run < 1.0]
+        enough = [each for each in points if floor.holds(each) and each.blocks_run < 1.0]
         if enough:
             chosen[quality] = min(enough, key=lambda at: (at.blocks_run, -at.psnr_median))
     return chosen
+
+
+def own(points: Sequence[Point], method: str) -> Point | None:
+    """The setting of a method that is asked for by its name alone: its near-lossless one, else the one of those that
+    reuse anything that keeps the worst pictures best. None where none of its settings reuses anything.
+    """
+    mine = [each for each in points if each.method == method and each.blocks_run < 1.0]
+    gentlest = max(mine, key=lambda at: at.psnr_5th, default=None)
+    return choose(mine).get(CacheQuality.NEAR_LOSSLESS, gentlest)
