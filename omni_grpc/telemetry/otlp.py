@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from omni_grpc.types.version import __version__
 
 KINDS: Mapping[str, SpanKind] = {kind.name: kind for kind in SpanKind}
 SCOPE = InstrumentationScope("omni_grpc", __version__)
+LAST_SECONDS = 1.0
+"""How long an attempt gets to end, once the exporter has been shut down."""
 EXPORTERS = "opentelemetry.exporter"
 """Loggers of the exporters, which say each failure, and each attempt."""
 
@@ -42,6 +45,7 @@ class Otlp:
         """`instance`: the name of this server. Raises ConfigError for a file of headers that cannot be used."""
         headers = None if config.otlp_headers_file is None else _headers(config.otlp_headers_file)
         self._exporter = _exporter(config, environ, headers)
+        self._sending = threading.Lock()
         self._said = _Said()
         self._said.attach()
         named = "OTEL_SERVICE_NAME" in environ or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
@@ -60,14 +64,20 @@ class Otlp:
 
     def send(self, spans: Sequence[Span]) -> str | None:
         """Sends them, and waits for that. None, or why they could not be sent."""
-        self._said.last = ""
-        if self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS:
-            return None
-        return self._said.last or "the collector did not take them"
+        with self._sending:
+            self._said.last = ""
+            if self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS:
+                return None
+            return self._said.last or "the collector did not take them"
 
     def shutdown(self) -> None:
+        """Called from another thread than `send`, which may be in the middle of its attempts."""
         self._exporter.shutdown()
+        # what is under way ends now, and says so: that is for us, too
+        ended = self._sending.acquire(timeout=LAST_SECONDS)
         self._said.detach()
+        if ended:
+            self._sending.release()
 
     def _readable(self, span: Span) -> ReadableSpan:
         error = span.error
