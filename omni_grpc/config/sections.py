@@ -31,6 +31,7 @@ from omni_grpc.config.service_sections import (
     WebhooksConfig,
 )
 from omni_grpc.config.traces import TracesConfig
+from omni_grpc.types.cache_choice import QUALITIES
 from omni_grpc.types.cache_fields import ALIASES
 from omni_grpc.types.errors import ConfigError, Violation
 
@@ -153,7 +154,7 @@ class CacheConfig:
     cache_quality: str | None = setting(
         None,
         "with --cache-backend auto, how much the step cache may change results (default: near_lossless)",
-        choices=("near_lossless", "balanced", "fast"),
+        choices=QUALITIES,
     )
 
     def __post_init__(self) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from omni_grpc.types.cache_fields import ALIASES, FIELDS, from_peers
+from omni_grpc.types.cache_fields import ALIASES, FIELDS, from_peers, is_list
 from omni_grpc.types.step_cache import METHODS, CacheDraft, CacheQuality
 
 OFF = "off"
@@ -23,20 +23,26 @@ def cache_choice(value: Any) -> Choice:
     checked where the request is.
     """
     if isinstance(value, str):
-        name = ALIASES.get(value.lower(), value.lower())
+        name = _name(value)
         if name not in (OFF, *QUALITIES, *METHODS):
             raise ValueError(value)
         return name
     if not isinstance(value, Mapping) or len(value) != 1:
         raise TypeError(value)
     ((name, fields),) = value.items()
-    method = ALIASES.get(name, name)
+    method = _name(name)
     if method not in METHODS or not isinstance(fields, Mapping):
         raise ValueError(value)
     given = from_peers(method, fields)
     if given.keys() - FIELDS[method].keys():
         raise ValueError(value)
-    return {method: {field: list(one) if _is_list(one) else one for field, one in given.items()}}
+    return {method: {field: list(one) if is_list(one) else one for field, one in given.items()}}
+
+
+def _name(written: Any) -> str:
+    """Our name for a method, in any case."""
+    lower = str(written).lower()
+    return ALIASES.get(lower, lower)
 
 
 def cache_draft(choice: Choice) -> CacheDraft:
@@ -47,7 +53,7 @@ def cache_draft(choice: Choice) -> CacheDraft:
         return CacheDraft(off=True) if choice == OFF else CacheDraft(quality=CacheQuality(choice.upper()))
     ((method, fields),) = choice.items()
     return CacheDraft(
-        method=method, given={field: tuple(one) if _is_list(one) else one for field, one in fields.items()}
+        method=method, given={field: tuple(one) if is_list(one) else one for field, one in fields.items()}
     )
 
 
@@ -57,9 +63,5 @@ def chosen(draft: CacheDraft) -> Choice:
         return draft.quality.value.lower()
     if draft.off:
         return OFF
-    given = {field: list(one) if _is_list(one) else one for field, one in draft.given.items()}
+    given = {field: list(one) if is_list(one) else one for field, one in draft.given.items()}
     return {draft.method: given} if given else draft.method
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)

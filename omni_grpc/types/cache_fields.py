@@ -61,9 +61,9 @@ def numbers(meaning: str, least: float = -math.inf) -> Callable[[Any], str]:
     """A list of finite numbers."""
 
     def fault(values: Any) -> str:
-        if _is_list(values) and all(_is_number(value) and least <= value < math.inf for value in values):
+        if is_list(values) and all(_is_number(value) and least <= value < math.inf for value in values):
             return ""
-        shown = ", ".join(map(repr, values)) if _is_list(values) else repr(values)
+        shown = ", ".join(map(repr, values)) if is_list(values) else repr(values)
         return f"is {shown}, expected finite numbers, {meaning}"
 
     return fault
@@ -71,7 +71,7 @@ def numbers(meaning: str, least: float = -math.inf) -> Callable[[Any], str]:
 
 def mask(values: Any) -> str:
     """A list of true and false, or of 1 and 0."""
-    if _is_list(values) and all(value in (0, 1) for value in values):
+    if is_list(values) and all(value in (0, 1) for value in values):
         return ""
     return f"is {values!r}, expected a list with true for each step that is computed, false for the others"
 
@@ -80,7 +80,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
-def _is_list(value: Any) -> bool:
+def is_list(value: Any) -> bool:
+    """Whether a value is a list or a tuple; text is none."""
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from omni_grpc.types.cache_choice import OFF, Choice, cache_draft, chosen
 from omni_grpc.types.step_cache import CacheDraft, CacheQuality
 from omni_grpc.v1 import sampling_pb2
+from omni_grpc.wire.known import plain
 
 _QUALITIES: Mapping[CacheQuality, Any] = {
     quality: getattr(sampling_pb2, f"CACHE_QUALITY_{quality.value}") for quality in CacheQuality
@@ -38,12 +39,8 @@ def read_cache(message: sampling_pb2.CacheOptions) -> CacheDraft | None:
         return None if quality is None else CacheDraft(quality=quality)
     if kind == OFF:
         return CacheDraft(off=True)
-    scalars = (bool, int, float, str)
-    given = {field.name: value for field, value in getattr(message, kind).ListFields()}
-    return CacheDraft(
-        method=kind,
-        given={name: value if isinstance(value, scalars) else tuple(value) for name, value in given.items()},
-    )
+    given = {field.name: plain(value) for field, value in getattr(message, kind).ListFields()}
+    return CacheDraft(method=kind, given=given)
 
 
 def read_choice(message: sampling_pb2.CacheOptions) -> Choice | None:

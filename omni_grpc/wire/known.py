@@ -65,12 +65,12 @@ def _cache(message: Any) -> RequestCache | None:
     if kind not in METHODS:
         return None
     record, options = METHODS[kind], getattr(message, kind)
-    scalars = (bool, int, float, str)
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(record):
-        value = getattr(options, field.name)
-        values[field.name] = value if isinstance(value, scalars) else tuple(value)
-    return record(**values)
+    return record(**{field.name: plain(getattr(options, field.name)) for field in dataclasses.fields(record)})
+
+
+def plain(value: Any) -> Any:
+    """A field that is no message, as records have it: a tuple for a repeated one."""
+    return value if isinstance(value, bool | int | float | str) else tuple(value)
 
 
 WRITE: Mapping[str, Callable[[Any, object], Any]] = {

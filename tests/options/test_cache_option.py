@@ -27,6 +27,7 @@ FORMS = [
     *((method, method, CacheDraft(method=method)) for method in METHODS),
     ("TeaCache", "tea_cache", CacheDraft(method="tea_cache")),
     ({"sea_cache": {}}, {"sea_cache": {}}, CacheDraft(method="sea_cache")),
+    ({"TeaCache": {}}, {"tea_cache": {}}, CacheDraft(method="tea_cache")),
     (
         {"sea": {"sea_threshold": 0.25}},
         {"sea_cache": {"threshold": 0.25}},

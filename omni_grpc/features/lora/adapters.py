@@ -265,12 +265,14 @@ class Adapters:
 
     @property
     def memory(self) -> tuple[AdapterMemory, ...]:
-        """Whole numbers that change beside: from any thread, without waiting."""
-        caches = {"host": self.host, "device": self.device} if self.device.limit < math.inf else {}
-        found = [(name, one.used, int(one.limit), one.evictions) for name, one in caches.items()]
-        found.append(("merged", self.copies.size, self.copies.limit, self.copies.evictions))
+        """Once they are settled. Whole numbers that change beside: from any thread, without waiting."""
+        found = (
+            ("host", self.host.used, self.host.limit, self.host.evictions),
+            ("device", self.device.used, self.device.limit, self.device.evictions),
+            ("merged", self.copies.size, self.copies.limit, self.copies.evictions),
+        )
         return tuple(
-            AdapterMemory(name=name, used_bytes=used, limit_bytes=limit, evictions=evictions)
+            AdapterMemory(name=name, used_bytes=used, limit_bytes=int(limit), evictions=evictions)
             for name, used, limit, evictions in found
         )
 
